@@ -39,7 +39,7 @@ def marks(page: Path) -> list[pytest.MarkDecorator]:
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("flower"))
-    names: dict[str, object] = {"__name__": page.stem}
+    names: dict[str, object] = {"__name__": page.stem, "__file__": str(tmp_path / f"{page.stem}.py")}
     told = NOTICES.get(page_name(page))
     with pytest.warns(EquipoiseNotice, match=told) if told else nullcontext():  # no other page gives a notice
         for number, block in enumerate(blocks(page), 1):

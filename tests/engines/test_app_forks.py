@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -167,6 +169,20 @@ def test_data_whose_loading_starts_threads_are_not_kept(tmp_path, monkeypatch):
     while (ended := os.waitpid(node.process, os.WNOHANG))[0] == 0 and time.monotonic() < end:
         time.sleep(0.01)
     assert os.waitstatus_to_exitcode(ended[1]) == app_forks.NOT_KEPT
+
+
+def test_tables_that_pandas_reads_are_kept(tmp_path):
+    """pandas loads pyarrow, whose allocator has a thread of its own: the data were loaded anew for every message."""
+    pytest.importorskip("pandas")
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    reads = "import pandas, pyarrow; pandas.read_csv('a.csv')"
+    code = f"from equipoise.engines.flower.apps.kept_data import has_threads; {reads}; print(has_threads())"
+    path = str(Path(app_forks.__file__).parents[4])
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout.strip() == "False"
 
 
 def test_a_loader_that_fails_is_tried_again_by_each_message(tmp_path):

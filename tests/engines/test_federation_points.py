@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import tomllib
 from contextlib import suppress
@@ -169,6 +170,98 @@ def test_the_operators_list_wins(tmp_path, monkeypatch):
     (tmp_path / "nodes.toml").write_text(listed.replace("client-3 =", "client-9 ="))
     with pytest.raises(TooFewClients, match="client-3 is not in the operator's list"):
         run(keyed(everyone, keys, monkeypatch, data), rounds=1, nodes=tmp_path / "nodes.toml", patience=20.0)
+
+
+def listing(keys: Path, names: dict[str, str]) -> str:
+    """The operator's list: {name: whose key it has}."""
+    return "".join(f'{name} = "{(keys / f"{key}.pub").read_text().strip()}"\n' for name, key in names.items())
+
+
+def test_a_retired_key_is_asked_nothing_from_the_next_round_on(tmp_path, monkeypatch, caplog):
+    """Before, the list was looked at only when a node came: a retired one trained on for as long as it stayed connected."""
+    data, keys = some_data(), tmp_path / "keys"
+    everyone = {f"client-{k}": f"client-{k}" for k in range(4)}
+    grid = keyed(everyone, keys, monkeypatch, data)
+    (tmp_path / "nodes.toml").write_text(listing(keys, everyone))
+    with_its_key = grid.fault
+
+    def retire_in_round_two(delivery):
+        if delivery.action == "train.update" and delivery.round == 1:
+            (tmp_path / "nodes.toml").write_text(listing(keys, {name: name for name in everyone if name != BAD}))
+        return with_its_key(delivery)
+
+    grid.fault = retire_in_round_two
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)  # Flower takes its log off the others'
+    with caplog.at_level("WARNING", logger="flwr"):
+        found = run(grid, rounds=7, nodes=tmp_path / "nodes.toml", folder=tmp_path / "runs" / "a", minimum=2, retries=2)
+    asked = [(action, number) for client, action, number in grid.log if client == BAD]
+    assert asked == [("query.hello", 0), ("train.update", 0), ("train.update", 1)]
+    assert [report.missing for report in found.history.rounds[2:]] == [{BAD: "was retired by the operator"}] * 5
+    assert sum(BAD in line and "retired" in line for line in caplog.messages) == 1
+    status = json.loads((tmp_path / "runs" / "a" / "status.json").read_text())
+    assert status["alerts"] == []
+    assert status["clients"][BAD]["state"] == "retired"
+    assert not any(line["event"] == "alert" for line in events(tmp_path / "runs" / "a"))
+    began = grid.clock.now  # going on with the run, nobody waits for the retired site
+    run(grid, rounds=8, nodes=tmp_path / "nodes.toml", folder=tmp_path / "runs" / "a", minimum=2)
+    assert grid.clock.now - began < 10
+
+
+def test_a_node_that_never_says_who_it_is_is_named_as_it_was_registered(tmp_path, monkeypatch, caplog):
+    """Flower's number of twenty digits says nothing to an operator."""
+    data, keys = some_data(), tmp_path / "keys"
+    everyone = {f"client-{k}": f"client-{k}" for k in range(4)}
+    grid = keyed(everyone, keys, monkeypatch, data)
+    (tmp_path / "nodes.toml").write_text(listing(keys, everyone))
+    node_keys.write_node_names(tmp_path, grid.names)
+    with_its_key = grid.fault
+    grid.fault = lambda d: with_its_key(d) if d.client != BAD else 1 / 0
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    with caplog.at_level("WARNING", logger="flwr"):
+        run(grid, rounds=1, clients_per_round=3, nodes=tmp_path / "nodes.toml")
+    assert any(line.startswith(f"Not taking part: {BAD} (node ") for line in caplog.messages), caplog.messages
+
+
+def test_a_replaced_key_is_asked_nothing_and_its_site_comes_back_with_the_new_one(tmp_path, monkeypatch):
+    data, keys = some_data(), tmp_path / "keys"
+    everyone = {f"client-{k}": f"client-{k}" for k in range(4)}
+    grid = keyed({**everyone, "renewed": BAD}, keys, monkeypatch, data)
+    grid.offline.add("renewed")
+    (tmp_path / "nodes.toml").write_text(listing(keys, everyone))
+    with_its_key = grid.fault
+
+    def renew(delivery):
+        if delivery.action == "train.update" and delivery.round == 1:
+            (tmp_path / "nodes.toml").write_text(listing(keys, everyone | {BAD: "renewed"}))
+        if delivery.action == "train.update" and delivery.round == 3:
+            grid.offline.discard("renewed")
+        return with_its_key(delivery)
+
+    grid.fault = renew
+    found = run(grid, rounds=6, nodes=tmp_path / "nodes.toml", minimum=2)
+    missing = [report.missing.get(BAD, "") for report in found.history.rounds]
+    assert missing == ["", "", *["has a new key, and has not come with it"] * 2, "", ""]
+    assert [number for client, action, number in grid.log if (client, action) == (BAD, "train.update")] == [0, 1]
+    assert [number for client, action, number in grid.log if (client, action) == ("renewed", "train.update")] == [4, 5]
+
+
+def test_a_list_that_is_damaged_while_a_run_goes_on_changes_nothing(tmp_path, monkeypatch, caplog):
+    data, keys = some_data(), tmp_path / "keys"
+    everyone = {f"client-{k}": f"client-{k}" for k in range(4)}
+    grid = keyed(everyone, keys, monkeypatch, data)
+    (tmp_path / "nodes.toml").write_text(listing(keys, everyone))
+    with_its_key = grid.fault
+
+    def damage(delivery):
+        if delivery.action == "train.update":
+            (tmp_path / "nodes.toml").write_text("client-0 = ")
+        return with_its_key(delivery)
+
+    grid.fault = damage
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)  # Flower takes its log off the others'
+    with caplog.at_level("WARNING", logger="flwr"):
+        assert run(grid, rounds=3, nodes=tmp_path / "nodes.toml").history.rounds[2].trained == 4
+    assert sum("goes on with the list that it has read before" in line for line in caplog.messages) == 1
 
 
 def test_a_signature_of_another_question_proves_nothing(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -326,3 +327,17 @@ def test_an_answer_leaves_at_a_multiple_of_its_time(monkeypatch):
         message.metadata.__dict__["_message_id"] = "m"
         grid.answer(100, message)
     assert slept == [3.5, 1.5]
+
+
+def test_the_guides_recipe_for_privacy_runs_with_its_policy(tmp_path):
+    """The algorithm and the policy that docs/federation.md shows, at nodes that refuse all parts but those."""
+    guide = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
+    part = guide.partition("### Differential privacy")[2].partition("### Ten hospitals")[0]
+    names = {"eq": eq}
+    exec(part.partition("```python\n")[2].partition("```")[0], names)  # noqa: S102
+    (tmp_path / "policy.toml").write_text(part.partition("```toml\n")[2].partition("```")[0])
+    policy = read_policy(tmp_path / "policy.toml")
+    with pytest.warns(EquipoiseNotice, match="16 bins count 4 clients"):  # the guide's are more
+        found, _ = run(names["algorithm"], policy, rounds=2, clients_per_round=3)
+    assert found.epsilon.epsilon <= 5.0
+    assert [report.missing for report in found.history.rounds] == [{}, {}]

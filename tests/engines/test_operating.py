@@ -19,6 +19,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipo
 
 from fake_grid import FakeGrid, run_app
 
+from equipoise.cli import federation_commands
+from equipoise.cli.federation_commands import use_kit
 from equipoise.cli.flower_commands import app as flower_commands
 from equipoise.engines.flower.apps.node_keys import read_node_list
 from equipoise.engines.flower.apps.run_control import give_order
@@ -29,6 +31,7 @@ from equipoise.engines.flower.operate.authority import new_node_key
 from equipoise.engines.flower.operate.backups import back_up, restore
 from equipoise.engines.flower.operate.fetching import fetch, publish, read_entries
 from equipoise.engines.flower.operate.kits import Kit, OperatorFolder
+from equipoise.engines.flower.operate.node_check import Checks
 from equipoise.engines.flower.operate.run_view import RunView
 from equipoise.errors import ConfigError
 from equipoise.experiment.folder import read_record
@@ -77,12 +80,26 @@ def test_a_kit_is_made_again_when_its_private_key_has_gone_to_the_site(place):
     assert not (kit / "node.key").exists()
     assert not (place.path / "sites" / "client-7" / "node.key").exists()
     now = read_node_list(place.path / "nodes.toml")
-    assert now["client-0"] == listed["client-0"] == " ".join((kit / "node.pub").read_text().split())
+    assert now["client-0"] == listed["client-0"] == " ".join((kit / "node.pub").read_text().split()[:2])
     place.make_kit("client-0", renew=True)
     assert (kit / "node.key").exists()
     assert read_node_list(place.path / "nodes.toml")["client-0"] != listed["client-0"]
     assert set(registered_nodes.names_by_key(place.path).values()) == {"client-0", "client-7"}
     assert registered_nodes.names_by_key(place.path)[listed["client-0"]] == "client-0"
+
+
+def test_the_unit_and_the_command_keep_a_nodes_state_in_one_place(place, monkeypatch):
+    """The secret of the data's hash and the ledger: in the kit, so that a backup of it has them."""
+    kit = place.path / "sites" / "client-0"
+    monkeypatch.setenv("EQUIPOISE_CONFIG", "")
+    monkeypatch.delenv("EQUIPOISE_CONFIG")
+    use_kit(kit)
+    assert os.environ["EQUIPOISE_CONFIG"] == str(kit.resolve() / "state")
+    unit = (kit / "equipoise-node.service").read_text()
+    assert "WorkingDirectory=/etc/equipoise/client-0\n" in unit
+    assert " EQUIPOISE_CONFIG=/etc/equipoise/client-0/state\n" in unit
+    assert "ReadWritePaths=-/etc/equipoise/client-0/state\n" in unit
+    assert "/var/lib" not in unit
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
@@ -130,6 +147,52 @@ def test_check_finds_faults_and_sends_nothing(place):
     assert found["reachable"]["verdict"] == "fault"
     assert {found[what]["verdict"] for what in ("data", "values", "training", "app", "policy", "certificate")} == {"good"}
     assert "80 to train on" in found["data"]["text"]
+
+
+def test_check_refuses_the_key_of_another_site(place):
+    """A node with it would be let in as the other site, or not at all."""
+    kit, other = place.path / "sites" / "client-0", place.make_kit("client-5")
+    look = Checks(Kit.read(kit)).key
+    assert look()[0] == "good"
+    own = (kit / "node.key").read_bytes()
+    (kit / "node.key").write_bytes((other / "node.key").read_bytes())
+    verdict, text = look()
+    assert verdict == "fault"
+    assert "is not the private half of" in text
+    (kit / "node.pub").write_bytes((other / "node.pub").read_bytes())  # both are those of the other site
+    verdict, text = look()
+    assert verdict == "fault"
+    assert "is the key of client-5, and node.toml says client-id = 'client-0'" in text
+    (kit / "node.key").write_bytes(own)
+    (kit / "node.pub").unlink()
+    assert look()[0] == "warning"
+
+
+def test_the_guides_loader_reads_one_csv_file_per_site(tmp_path):
+    """The three blocks of the guide, in an app; the check runs elsewhere, and `file` is seen from the kit."""
+    pytest.importorskip("pandas")
+    guide = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
+    part = guide.partition("### One CSV file per site")[2].partition("### On each site")[0]
+    schema, loader, net = (block.partition("```")[0] for block in part.split("```python\n")[1:])
+    write_app(tmp_path / "app")
+    package = tmp_path / "app" / OperatorFolder(tmp_path / "app").package
+    (package / "data.py").write_text(loader)
+    shared = loader.partition("def load_data")[0]
+    (package / "task.py").write_text(f"{shared}\nalgorithm = eq.Algorithm()\n\n{net}")
+    subprocess.run([sys.executable, "-c", schema], cwd=package, check=True, timeout=60)
+    place = OperatorFolder(tmp_path / "app")
+    place.set_up(["127.0.0.1"], 9)
+    kit = place.make_kit("hospital-a")
+    rows = [f"{30 + k},{'fm'[k % 2]},{110 + k},{'well' if k < 10 else 'ill'}" for k in range(20)]
+    (kit / "patients.csv").write_text("\n".join(["age,sex,pressure,outcome", *rows]) + "\n")
+    text = (kit / "node.toml").read_text().replace("preload = []", 'preload = ["pandas"]') + 'file = "patients.csv"\n'
+    (kit / "node.toml").write_text(text)
+    program = "from equipoise.cli.flower_commands import app; app()"
+    command = [sys.executable, "-c", program, "check", "--kit", str(kit), "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    found = {each["what"]: each for each in json.loads(done.stdout)["findings"]}
+    assert {found[what]["verdict"] for what in ("app", "data", "values", "training")} == {"good"}, done.stdout
+    assert "client 'hospital-a': 16 to train on, 4 to test" in found["data"]["text"]
 
 
 def test_a_backup_comes_back_whole_and_a_damaged_one_is_refused(place, tmp_path):
@@ -310,3 +373,11 @@ def test_a_superlink_finds_flowers_programs_without_a_shell(place, monkeypatch):
     assert os.environ["FLWR_HOME"] == str(place.path / ".flwr")
     assert shutil.which("flower-superexec", path=os.environ["PATH"]) is not None
     assert begun[0][0] == sys.executable
+
+
+def test_a_log_in_a_file_has_no_colours(tmp_path, capfd):
+    """Flower colours the level of each line, also where nobody looks at a terminal."""
+    program = "import sys; print('\\x1b[92mINFO \\x1b[0m: one'); print('two', file=sys.stderr); sys.exit(3)"
+    code = federation_commands._show([sys.executable, "-u", "-c", program], dict(os.environ), tmp_path)
+    assert code == 3
+    assert sorted(capfd.readouterr().out.splitlines()) == ["INFO : one", "two"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from equipoise.engines.flower.operate.kits import Kit
 
 app = typer.Typer()
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # codes that colour a terminal
 
 Folder = Annotated[Path, Option("--folder", metavar="DIR", help="The folder of the app. Default: this one.")]
 RunArgument = Annotated[Path, Argument(metavar="RUN", help="The folder of a federated run, e.g. runs/federation.")]
@@ -69,11 +71,15 @@ def site(
     for name in names:
         if retire:
             place.retire(name)
-            typer.echo(f"{name} is off the list. Also: equipoise flower unregister {name}")
+            typer.echo(f'{name} is off the list. Runs with nodes="nodes.toml" ask it nothing from their next round on.')
+            typer.echo(f"To end its connection: equipoise flower unregister {name}")
             continue
         kit = place.make_kit(name, renew=renew)
         whose = "" if (kit / "node.key").exists() else "the site has its key itself; "
         typer.echo(f"{kit}  ({whose}let it in: equipoise flower register {name})")
+        if renew:
+            typer.echo('The old key is off the list. Runs with nodes="nodes.toml" ask it nothing from their next round on.')
+            typer.echo(f"To end its connection: equipoise flower unregister {name}")
 
 
 def _flower_home(folder: Path) -> dict[str, str]:
@@ -163,6 +169,25 @@ def superlink(
     os.execv(command[0], command)  # noqa: S606 - its own program, by its path
 
 
+def _show(command: list[str], environment: dict[str, str], folder: Path) -> int:
+    """Run a command and show what it says; where that goes into a file, without the codes that colour a terminal."""
+    if sys.stdout.isatty():
+        return subprocess.run(command, env=environment, cwd=folder, check=False).returncode
+    with subprocess.Popen(
+        command,
+        env=environment,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    ) as process:
+        for line in process.stdout or ():
+            sys.stdout.write(COLOURS.sub("", line))
+            sys.stdout.flush()
+    return process.returncode
+
+
 @app.command()
 def run(
     run_config: Annotated[str, Option("--run-config", metavar="TEXT", help="As for flwr run, e.g. 'rounds=100'.")] = "",
@@ -187,7 +212,7 @@ def run(
 
     before = listed()
     command = [flower, "run", ".", "federation", "--stream", *(["--run-config", run_config] if run_config else [])]
-    code = subprocess.run(command, env=environment, cwd=folder, check=False).returncode
+    code = _show(command, environment, folder)
     new = {name: state for name, state in listed().items() if name not in before}
     good = code == 0 and bool(new) and all(state == "finished:completed" for state in new.values())
     if not good:

@@ -317,7 +317,7 @@ class NoisePlan:
         )  # fmt: skip
 
     def _server(self, state: PrivateState) -> float | None:
-        """ε for a server that sees noisy sums, with the noise of those who contributed in fact; None: nothing holds it."""
+        """ε for a server that sees noisy sums, by the noise of the clients who contributed; None: no finite ε holds."""
         if self.by_nodes:
             epsilon = server_epsilon(self.book.pages(), self.privacy.delta, method=self.privacy.method)
             return epsilon if epsilon is not None and epsilon < math.inf else None

@@ -398,6 +398,7 @@ class FlowerEngine(Engine):
         reading = partial(self._read_scores, 2 + len(metrics or ()))
         reasons: dict[str, str] = {}
         for number in self._tries():
+            left = {client: request for client, request in left.items() if client not in self.messenger.barred}
             if number and all(client in self.messenger.resting for client in left):
                 break  # they have not even said who they are
             scores |= self.messenger.ask(action, left, round_index, reading)

@@ -22,7 +22,7 @@ from equipoise.data.clients import FederatedData
 from equipoise.engines.flower.apps.introductions import Introductions
 from equipoise.engines.flower.apps.members import Member, make_stand_in, natural_order
 from equipoise.engines.flower.apps.model_source import make_model
-from equipoise.engines.flower.apps.node_keys import KNOWN_NODES, KnownNodes
+from equipoise.engines.flower.apps.node_keys import KNOWN_NODES, RETIRED, KnownNodes, read_node_names
 from equipoise.engines.flower.apps.run_control import RunControl, give_order, read_order
 from equipoise.engines.flower.apps.run_secret import batch_seed, open_secret, public_seed
 from equipoise.engines.flower.apps.run_status import RunStatus, moment
@@ -83,13 +83,13 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
         refuse_both_trained(model, plan.algorithm)
         task = Task.of(model, plan.loss, plan.error)
         messenger = Messenger(grid, timeout=float(plan.timeout))
-        messenger.known = status.nodes
+        messenger.known = {**(read_node_names(Path(plan.nodes).parent) if plan.nodes else {}), **status.nodes}
         if private:
             messenger.own_seed = partial(batch_seed, open_secret(folder))
         welcome = open_door(plan, messenger, task, model_seed, folder)
         if members is not None:
             welcome.settle(members)
-            gather(welcome, len(members), patience=plan.patience, enough=plan.minimum, soon=min(plan.timeout, plan.patience))
+            gather(welcome, welcome.awaited, patience=plan.patience, enough=plan.minimum, soon=min(plan.timeout, plan.patience))
         else:
             enough = plan.begin_with or plan.awaited
             gather(welcome, plan.awaited, patience=plan.patience, enough=enough)
@@ -303,7 +303,8 @@ class LogRounds(Observer):
         for client in report.rejected:
             log.warning("Round %d goes on without the update of %s, which is of no use.", report.round + 1, client)
         for client, why in report.missing.items():
-            log.warning("Round %d goes on without %s, who %s.", report.round + 1, client, why)
+            if why != RETIRED:  # of which the log has told
+                log.warning("Round %d goes on without %s, who %s.", report.round + 1, client, why)
 
 
 def write_roster(members: Mapping[str, Member], run: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 _PROC = Path("/proc/self/task")
+_OF_JEMALLOC = "jemalloc_bg_thd"
 _LIBRARY = (".py", ".pyc", ".so", ".pth")  # what an import opens is no data
 _listening: list[set[str]] = []
 
@@ -86,5 +87,15 @@ class KeptData:
 
 
 def has_threads() -> bool:
-    """Whether this process has more than one thread: then its forks may wait for locks that nobody gives back."""
-    return _PROC.exists() and len(list(_PROC.iterdir())) > 1
+    """Whether this process has more than one thread: then its forks may wait for locks that nobody gives back.
+
+    The one that jemalloc keeps, which pandas brings by way of pyarrow, does not count: jemalloc prepares itself for forks.
+    """
+    return _PROC.exists() and sum(_thread_name(thread) != _OF_JEMALLOC for thread in _PROC.iterdir()) > 1
+
+
+def _thread_name(thread: Path) -> str:
+    try:
+        return (thread / "comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:  # it has ended meanwhile
+        return _OF_JEMALLOC

@@ -7,6 +7,7 @@ run folders, as known_hosts is for SSH: the first node that comes with a name ke
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tomllib
 from collections.abc import Mapping
@@ -33,7 +34,11 @@ if TYPE_CHECKING:
 
 NODE_KEY = "EQUIPOISE_NODE_KEY"  # in the environment of an app: the file of the node's private key
 KNOWN_NODES = "known-nodes.json"  # beside the folders of runs
+NODE_NAMES = "node-names.json"  # beside the operator's list
 LONGEST_KEY = 600  # characters of a public key or signature
+RETIRED = "was retired by the operator"
+REPLACED = "has a new key, and has not come with it"
+log = logging.getLogger("flwr")  # Flower shows it to whoever watches the run
 
 
 def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -111,6 +116,21 @@ def read_node_list(path: str | Path) -> dict[str, str]:
     return found
 
 
+def write_node_names(folder: Path, names: Mapping[int, str]) -> None:
+    """Note, beside the operator's list, which site has which of Flower's ids: a run's log names nodes that it never met."""
+    known = {**read_node_names(folder), **names}
+    text = json.dumps({str(node): name for node, name in known.items()}, indent=1)
+    write_atomically(folder / NODE_NAMES, f"{text}\n".encode()).chmod(0o600)
+
+
+def read_node_names(folder: Path) -> dict[int, str]:
+    """The sites of Flower's ids, as far as they are noted; for the log alone, so a damaged file counts as none."""
+    try:
+        return {int(node): str(name) for node, name in json.loads((folder / NODE_NAMES).read_text(encoding="utf-8")).items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
 class KnownNodes:
     """Which node each name belongs to: by the operator's list, else by the first that came with it, in a file.
 
@@ -122,6 +142,7 @@ class KnownNodes:
         self.known: dict[str, dict[str, Any]] = {}
         self.listed: dict[str, str] | None = None
         self._read: dict[Path, int] = {}
+        self._complaint = ""
         self.refresh()
 
     def refresh(self) -> None:
@@ -132,7 +153,7 @@ class KnownNodes:
                 continue
             self._read[file] = moment
             if file == self.list_file:
-                self.listed = read_node_list(file)
+                self._read_list(file)
             elif moment != -1:
                 try:
                     self.known = dict(json.loads(file.read_text(encoding="utf-8")))
@@ -140,6 +161,28 @@ class KnownNodes:
                     raise ConfigError(
                         f"{file} cannot be read: {failure}. Restore it, or delete it to pin names anew."
                     ) from failure
+
+    def _read_list(self, file: Path) -> None:
+        """Read the operator's list. One that is damaged while a run goes on changes nothing: the run keeps what it has read."""
+        try:
+            self.listed = read_node_list(file)
+        except ConfigError as failure:
+            if self.listed is None:
+                raise
+            if str(failure) != self._complaint:
+                log.warning("%s The run goes on with the list that it has read before.", failure)
+            self._complaint = str(failure)
+
+    def withdrawn(self, client: str, key: str | None) -> str:
+        """Why a client of the run may take part no longer, by the operator's list; "" if it may.
+
+        `key` is the one that its node has proved, None if no node is there.
+        """
+        if self.listed is None:
+            return ""
+        if client not in self.listed:
+            return RETIRED
+        return "" if key is None or key == self.listed[client] else REPLACED
 
     def check(self, member: Member) -> None:
         """Refuse a node that takes another one's name."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from equipoise.core.files import GrowingFile, write_atomically
 from equipoise.engines.flower.apps.members import Member
+from equipoise.engines.flower.apps.node_keys import RETIRED
 from equipoise.engines.flower.transport.messenger import Messenger
 from equipoise.observers import Evaluation
 from equipoise.types import Observer, RoundReport
@@ -121,7 +122,11 @@ class RunStatus(Observer):
         for client in self.about["clients"]:
             entry = self._entry(client)
             asked = client in report.bytes_by_client or client in missing
-            if client in missing:
+            retired = missing.get(client) == RETIRED
+            if retired:
+                entry["in_a_row"], entry["fault"] = 0, RETIRED
+                self.clear(client, "has ")
+            elif client in missing:
                 entry["failed"], entry["in_a_row"], entry["fault"] = entry["failed"] + 1, entry["in_a_row"] + 1, missing[client]
             elif asked:
                 entry["rounds"], entry["in_a_row"], entry["fault"] = entry["rounds"] + 1, 0, ""
@@ -135,7 +140,8 @@ class RunStatus(Observer):
                 took, heard = messenger.seconds.get(client), messenger.heard.get(client)
                 entry["seconds"] = None if took is None else round(took, 3)
                 entry["seen"] = None if heard is None else moment(heard)
-                entry["state"] = "resting" if client in messenger.resting else "failed" if client in missing else "good"
+                absent = "retired" if retired else "failed"
+                entry["state"] = "resting" if client in messenger.resting else absent if client in missing else "good"
             if entry["in_a_row"] >= KEEPS_FAILING:
                 self.clear(client, "has failed")
                 self.alert(client, f"has failed in {entry['in_a_row']} rounds in a row: it {entry['fault']}")

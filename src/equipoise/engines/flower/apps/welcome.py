@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from equipoise.engines.flower.apps.introductions import Introductions
 from equipoise.engines.flower.apps.members import Member, natural_order
-from equipoise.engines.flower.apps.node_keys import KnownNodes
+from equipoise.engines.flower.apps.node_keys import RETIRED, KnownNodes
 from equipoise.engines.flower.transport.messages import BadMessage
 from equipoise.engines.flower.transport.messenger import Messenger, TooFewClients
 from equipoise.errors import EquipoiseError
@@ -38,6 +38,7 @@ class Welcome:
     admits: bool = False  # whether clients may still join between rounds
     late: dict[str, Member] = field(default_factory=dict)  # clients that wait for the next round
     said: set[str] = field(default_factory=set)  # whom the log has named as late
+    keys: dict[int, str] = field(default_factory=dict)  # that nodes have proved
 
     @property
     def there(self) -> list[str]:
@@ -47,7 +48,8 @@ class Welcome:
     def look(self, wait: float) -> None:
         """Ask nodes that are not known, or were silent, who they are, and let them in."""
         messenger = self.messenger
-        there, known = messenger.connected(), set(messenger.nodes.values())
+        self.bar_withdrawn()
+        there, known = {node for node in messenger.connected() if self._may_come(node)}, set(messenger.nodes.values())
         now = time.monotonic()
         silent = [messenger.nodes[c] for c, rest in messenger.resting.items() if c in messenger.nodes and now >= rest.until]
         back = [messenger.nodes[c] for c in messenger.away if c in messenger.nodes]  # perhaps with other data, or upgraded
@@ -59,6 +61,33 @@ class Welcome:
             except BadMessage as failure:
                 self.introductions.refuse(node, str(failure))
 
+    def bar_withdrawn(self) -> None:
+        """Ask nothing more of clients whose key the operator has replaced or retired; a run may go on for months."""
+        self.names.refresh()
+        nodes, barred = self.messenger.nodes, self.messenger.barred
+        for client in {**self.members, **nodes}:
+            why = self.names.withdrawn(client, self.keys.get(nodes[client], "") if client in nodes else None)
+            if why and barred.get(client) != why:
+                log.warning("%s %s. The run goes on without it.", client, why)
+            if why:
+                barred[client] = why
+                nodes.pop(client, None)
+                self.messenger.resting.pop(client, None)
+                if not self.begun:
+                    self.members.pop(client, None)
+            elif barred.get(client) == RETIRED:
+                del barred[client]  # it is on the list again
+
+    def _may_come(self, node: int) -> bool:
+        """Whether it is of use to ask a node who it is: Flower knows it by its key, which must be on the operator's list."""
+        listed, key = self.names.listed, self.keys.get(node)
+        return listed is None or not key or key in listed.values()
+
+    @property
+    def awaited(self) -> int:
+        """How many clients of a run that goes on may still come."""
+        return sum(self.names.withdrawn(client, None) == "" for client in self.members)
+
     def meet(self, wait: float) -> None:
         """Look for nodes between rounds; raises MoreClients where new ones may join."""
         self.look(wait)
@@ -68,7 +97,9 @@ class Welcome:
     def let_in(self, node: int, member: Member) -> None:
         """Note which node a client is at. A node with another one's name, or other data than before, is refused."""
         client, nodes = member.client, self.messenger.nodes
+        self.keys[node] = member.key
         self.names.check(member)
+        self.messenger.barred.pop(client, None)
         (self.messenger.compact.add if member.compact else self.messenger.compact.discard)(node)
         before = self.members.get(client)
         if before is None and self.begun:

@@ -47,12 +47,12 @@ def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def new_node_key(private: Path, public: Path) -> str:
-    """Make the key of a node: the private half for its owner alone; the public half, which is returned."""
+def new_node_key(private: Path, public: Path, name: str = "") -> str:
+    """Make the key of a node: the private half for its owner alone; the public half, which is returned, with its name."""
     key = ec.generate_private_key(CURVE)
     write_file(private, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), secret=True)
     text = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    write_file(public, text + b"\n", secret=False)
+    write_file(public, f"{text.decode()} {name}".strip().encode() + b"\n", secret=False)
     return text.decode()
 
 

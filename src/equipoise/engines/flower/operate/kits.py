@@ -26,6 +26,7 @@ DEPLOY = Path(__file__).parents[1] / "deploy"
 NODE_LIST, SETTINGS, KIT = "nodes.toml", "superlink.toml", "node.toml"
 LOCAL = ("localhost", "127.0.0.1")
 PORT = 47090
+PATHS = ("file", "folder")  # settings below [node-config] with these names, or that end in -file or -folder, are paths
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,9 @@ class OperatorFolder:
                 file.rename(file.with_name(f"{file.name}.until-{stamp}"))
         if not private.exists():
             if name in known and not renew:
-                write_file(public, f"{known[name]}\n".encode(), secret=False)
+                write_file(public, f"{known[name]} {name}\n".encode(), secret=False)
             else:
-                new_node_key(private, public)
+                new_node_key(private, public, name)
         self.list_key(name, public.read_text(encoding="utf-8"))
         write_file(kit / "ca.crt", self.authority.certificate.read_bytes(), secret=False)
         values = {"package": self.package, "name": name, "address": address}
@@ -202,6 +203,7 @@ class Kit:
         plain = isinstance(config, dict) and all(isinstance(value, str | int | float | bool) for value in config.values())
         require(plain, "node-config", "must be a table of numbers, texts and truth values", config)
         policy = path / given["policy"] if given.get("policy") else None
+        config = {name: _seen_from(path, name, value) for name, value in config.items()}
         return cls(
             path, given["superlink"], given["client-id"], given["app"], path / given["key"], path / given["authority"], policy,
             tuple(preload), {"client-id": given["client-id"], **config},
@@ -215,3 +217,8 @@ class Kit:
             "--superlink", self.superlink, "--root-certificates", str(self.authority), "--auth-supernode-private-key",
             str(self.key), "--node-config", config,
         ]  # fmt: skip
+
+
+def _seen_from(kit: Path, name: str, value: Any) -> Any:
+    """A setting of [node-config]; one that names a file or folder is seen from the kit, wherever the node is started."""
+    return str((kit / value).resolve()) if isinstance(value, str) and name.rpartition("-")[2] in PATHS else value

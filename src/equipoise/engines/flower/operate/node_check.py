@@ -24,7 +24,7 @@ from equipoise.core.trees import leaves
 from equipoise.core.version import VERSION
 from equipoise.engines.flower.apps.node_app import NodeApp
 from equipoise.engines.flower.apps.node_data import NodeData
-from equipoise.engines.flower.apps.node_keys import read_private_key
+from equipoise.engines.flower.apps.node_keys import public_key_text, read_private_key
 from equipoise.engines.flower.apps.node_policy import read_policy
 from equipoise.engines.flower.apps.owned_app import load_installed
 from equipoise.engines.flower.operate.kits import Kit
@@ -90,11 +90,21 @@ class Checks:
 
     def key(self) -> tuple[str, str]:
         """The node's key: there, of the right kind, and nobody else's to read."""
-        read_private_key(self.kit.key)
+        own = public_key_text(read_private_key(self.kit.key).public_key())
         mode = stat.S_IMODE(self.kit.key.stat().st_mode)
         if mode & 0o077:
             return "fault", f"{self.kit.key} can be read by others (mode {mode:03o}). Cure: chmod 600 {self.kit.key}"
-        return "good", f"{self.kit.key} is there, and its owner's alone"
+        public = self.kit.key.with_name("node.pub")
+        try:
+            known, name = [*public.read_text(encoding="utf-8").split(maxsplit=2), "", "", ""][1:3]
+        except OSError:
+            return "warning", f"{public} is not there: whether {self.kit.key} is the listed key cannot be seen"
+        if name.strip() not in ("", self.kit.client):
+            return "fault", f"{public} is the key of {name.strip()}, and node.toml says client-id = {self.kit.client!r}"
+        if known != own.split()[1]:
+            cure = "take node.key and node.pub from one kit, or tell the operator the public half of your own key"
+            return "fault", f"{self.kit.key} is not the private half of {public}, which the operator has listed: {cure}"
+        return "good", f"{self.kit.key} is the key of {public}, and its owner's alone"
 
     def policy(self) -> tuple[str, str]:
         """The owner's policy."""

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from equipoise.engines.flower.apps.node_keys import public_key_text, read_node_list
+from equipoise.engines.flower.apps.node_keys import public_key_text, read_node_list, write_node_names
 from equipoise.engines.flower.operate.kits import NODE_LIST
 from equipoise.errors import ConfigError
 
@@ -106,6 +106,7 @@ def register(folder: Path, names: Sequence[str], registry: Registry) -> dict[str
                 f"The key of {name} was unregistered, for good. Make a new one: equipoise flower site {name} --renew"
             )
         found[name] = (entry["id"], False) if entry is not None else (registry.register(as_pem(listed[name]), name), True)
+    write_node_names(folder, {node: name for name, (node, _) in found.items()})
     return found
 
 

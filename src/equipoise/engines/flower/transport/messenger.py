@@ -111,6 +111,7 @@ class Messenger:
         self.resting: dict[str, Rest] = {}
         self.strikes: Counter[str] = Counter()
         self.away: set[str] = set()  # clients that were not connected when asked, and have not said who they are since
+        self.barred: dict[str, str] = {}  # clients whose key the operator has taken off the list, and why
         self.seconds: dict[str, float] = {}  # that the last answer of each client took
         self.heard: dict[str, float] = {}  # when each client last answered, in seconds since 1970
         self.versions: dict[str, Mapping[str, str]] = {}  # of the software on each client's node, as it last said
@@ -155,11 +156,14 @@ class Messenger:
     def ask(self, action: str, requests: Mapping[str, ClientRequest], round_index: int, reading: Reading[T]) -> dict[str, T]:
         """Ask clients, all at once; what `reading` makes of each good answer. The others are in `faults`, with the reason."""
         there = self.connected()
-        away = {client: "is not connected" for client in requests if self.nodes.get(client) not in there}
+        barred = {client: self.barred[client] for client in requests if client in self.barred}
+        absent = (client for client in requests if self.nodes.get(client) not in there and client not in barred)
+        away = dict.fromkeys(absent, "is not connected")
         resting = {client: "rests, as it did not answer before" for client in requests if client in self.resting}
-        self.faults |= {**resting, **away}
+        self.faults |= {**resting, **away, **barred}
         self.away |= set(away)
-        asked = {self.nodes[client]: client for client in requests if client not in resting and client not in away}
+        left_out = {*resting, *away, *barred}
+        asked = {self.nodes[client]: client for client in requests if client not in left_out}
         by_node = {node: self._own_request(client, requests[client]) for node, client in asked.items()}
         answers = self.ask_nodes(action, by_node, round_index, reading, asked)
         return {asked[node]: answer for node, answer in answers.items()}
