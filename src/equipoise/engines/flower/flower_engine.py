@@ -164,6 +164,8 @@ class FlowerEngine(Engine):
         absent = set(self.round.drawn) - self.round.counted
         missing = {client: why for client, why in self.messenger.faults.items() if client in absent}
         trained = report.trained - len(report.rejected)  # of those at work, without those whose update was left out
+        if self.secure is not None and not self.names_nobody:
+            trained = min(trained, len(self.round.counted))
         rejected = tuple(client for client in report.rejected if client not in missing)
         report = replace(report, **{"trained": trained, **self.round.reported}, rejected=rejected, missing=missing)
         by_client = {client: (sent[client], received[client]) for client in sorted({*sent, *received})}

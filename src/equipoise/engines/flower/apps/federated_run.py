@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import secrets
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -283,7 +284,7 @@ class FederatedRun:
             self.model, self.data, plan.algorithm, rounds=plan.rounds, clients_per_round=self.clients_per_round, seed=plan.seed,
             loss=plan.loss, error=plan.error, engine=self.federation, evaluate_every=plan.evaluate_every, metrics=plan.metrics,
             stop=plan.stop, progress=progress, name=plan.name or name,
-            observers=[*observers, *plan.observers, LogRounds(), self.status],
+            observers=[*observers, *plan.observers, LogRounds(plan.algorithm), self.status],
             checkpoint=Checkpoints(checkpoint, every=1) if checkpoint is not None else None,
             ledger=ledger,
         )  # fmt: skip
@@ -291,11 +292,22 @@ class FederatedRun:
 
 
 class LogRounds(Observer):
-    """One line per round in Flower's log."""
+    """One line per round in Flower's log, which is the operator's."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
+
+    def trained(self, report: RoundReport) -> int:
+        """How many clients have trained: under differential privacy a report counts those that were asked."""
+        sums = self.algorithm.traits.privacy.sums_alone
+        asked = self.algorithm.private and (sums or report.loss_from == "work")
+        return max(0, report.trained - len(report.missing)) if asked else report.trained
 
     def on_round(self, report: RoundReport) -> None:
-        """Log the round, and a warning for each client that it went on without."""
-        text = f"Round {report.round + 1}: loss {report.loss:.4f}, worst 10 % {report.tail_loss:.4f}, {report.trained} trained"
+        """Log the round, and a warning for each client that it went on without; losses that nobody knows are left out."""
+        known = {"loss": report.loss, "worst 10 %": report.tail_loss}
+        losses = [f"{name} {value:.4f}" for name, value in known.items() if not math.isnan(value)]
+        text = f"Round {report.round + 1}: {', '.join([*losses, f'{self.trained(report)} trained'])}"
         text += f", {report.bytes_sent / 1e3:.1f} kB out, {report.bytes_received / 1e3:.1f} kB in"
         log.info("%s %s", moment(), text)
         for why in report.failed_tries:

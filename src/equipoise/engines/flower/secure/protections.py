@@ -281,6 +281,13 @@ class NetworkPrivateSums:
             total = total + sample_discrete_gaussian(variance, len(total), source=source)
         return centred(total, modulus)
 
+    def owners_refuse(self) -> bool:
+        """Whether so many nodes refuse by their policies that no sum of this run can be made: then the run stops.
+
+        Policies do not know a node's data, so that it tells nothing of them. Where nodes are silent, the round is skipped.
+        """
+        return len(set(self.engine.round.drawn) - self.engine.messenger.refusing) < self.round.fewest
+
     def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
         """The sum of clipped updates with noise, divided by a number fixed in advance."""
         grid, params, privacy, quantile = self.noise.grid, state.params, self.noise.privacy, self.noise.quantile
@@ -306,6 +313,7 @@ class NetworkPrivateSums:
             total, survivors = self.round.updates(plan.cohort, plan.workers, lambda _: ask, params, solver)
         except TooFewClients:
             over = self.engine.round.last and self.noise.book.begun(index, self.noise.first)  # it is paid for, and ends
+            over = over and not self.owners_refuse()
             if not over and not self.noise.is_lost(index):
                 raise  # of the update nothing is out yet: the round may be tried again
             self._contributors = min(self._contributors, self.round.fewest)
