@@ -6,14 +6,17 @@ import json
 
 import pytest
 from fake_grid import federation, run_app
+from typer.testing import CliRunner
 
 import equipoise as eq
+from equipoise.cli.federation_commands import app
 from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.apps.node_policy import NodePolicy
+from equipoise.engines.flower.apps.run_control import give_order
 from equipoise.engines.flower.operate.fetching import publish
 from equipoise.engines.flower.transport.messenger import TooFewClients
-from equipoise.errors import ConfigError
+from equipoise.errors import CheckpointError, ConfigError
 from made_clients import make_clients
 
 P = eq.privacy
@@ -78,6 +81,27 @@ def test_the_log_leaves_out_losses_that_nobody_knows_and_counts_who_trained(capl
     text = "\n".join(record.getMessage() for record in caplog.records)
     assert "nan" not in text
     assert "Round 1: 2 trained" in text
+
+
+def test_more_rounds_than_the_noise_is_for_are_refused_and_change_nothing(tmp_path):
+    algorithm, folder = private(risk=eq.risk.Mean()), tmp_path / "run"
+    run(algorithm, federation(DATA, softmax), rounds=1, folder=folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    shown = CliRunner().invoke(app, ["extend", str(folder), "--rounds", "2"])
+    assert shown.exit_code != 0
+    assert isinstance(shown.exception, CheckpointError)
+    assert "calibrated for 1 rounds" in str(shown.exception)
+    with pytest.raises(CheckpointError, match="calibrated for 1 rounds"):
+        run(algorithm, federation(DATA, softmax), rounds=2, folder=folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert publish([folder], tmp_path / "out") == ["run"]
+
+
+def test_a_run_by_secure_sums_without_noise_may_have_more_rounds(tmp_path):
+    algorithm, folder = eq.Algorithm(privacy=P.SecureAggregation()), tmp_path / "run"
+    run(algorithm, federation(DATA, softmax), rounds=1, folder=folder)
+    assert give_order(folder, rounds=2).rounds == 2
+    assert len(run(algorithm, federation(DATA, softmax), rounds=1, folder=folder).history.rounds) == 2
 
 
 def text_of(message):

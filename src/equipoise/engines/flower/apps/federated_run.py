@@ -20,6 +20,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.core.files import locked, write_atomically
 from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
+from equipoise.engines.flower.apps.fixed_rounds import refuse_more_rounds
 from equipoise.engines.flower.apps.introductions import Introductions
 from equipoise.engines.flower.apps.members import Member, make_stand_in, natural_order
 from equipoise.engines.flower.apps.model_source import make_model
@@ -61,6 +62,7 @@ def run_plan(plan: ServerPlan, grid: Grid) -> Result:
     with locked(place.path / LOCK, wait=False):
         order = read_order(place.path)
         plan = plan if order.rounds is None or order.rounds <= plan.rounds else replace(plan, rounds=order.rounds)
+        refuse_more_rounds(place.path, plan.rounds)
         if order.state == "stop":
             give_order(place.path, state="run")  # whoever begins the run again wants it to go on
         known = None
@@ -119,6 +121,7 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
                 continue
             if place is None or (rounds := read_order(place.path).rounds) is None or rounds <= plan.rounds:
                 break
+            refuse_more_rounds(place.path, rounds)
             plan = replace(plan, rounds=rounds)  # the operator has extended the run meanwhile
             status.about["rounds"] = rounds
     if plan.on_result is not None:
