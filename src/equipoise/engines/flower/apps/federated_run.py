@@ -30,6 +30,7 @@ from equipoise.engines.flower.apps.run_secret import batch_seed, open_secret, pu
 from equipoise.engines.flower.apps.run_status import RunStatus, moment
 from equipoise.engines.flower.apps.welcome import MoreClients, Welcome, gather
 from equipoise.engines.flower.flower_engine import Federation, Patience
+from equipoise.engines.flower.secure.crowds import check_crowd
 from equipoise.engines.flower.transport.messages import MessageContent
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
 from equipoise.errors import ConfigError, IncompatibleParts
@@ -110,6 +111,9 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
                 messenger, members, patience, run, model_seed, plan.signed, plan.colluders, welcome, control
             )
             federated = FederatedRun(plan, model, data, federation, status)
+            if said := check_crowd(federation, plan.algorithm, federated.clients_per_round):
+                log.warning("%s", said)
+                status.event("warning", text=said)
             status.settle(members, messenger)
             if place is not None and not begun:
                 write_atomically(place.path / ROSTER, write_roster(members, run).encode())
