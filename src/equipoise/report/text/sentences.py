@@ -12,6 +12,8 @@ from equipoise.report.text.phrases import count_words, plural
 # By name: those of `FIGURES`, "trained" and "seconds"; where clients have their own models also "shared_mean" and so on.
 MethodFigures = Mapping[str, Spread]
 
+MEANS_ONLY = "Under secure sums nothing else is known of how single clients fare."
+
 
 @dataclass(frozen=True)
 class ValueFormat:
@@ -73,6 +75,7 @@ class JudgedClients:
     unseen: bool
     weighted: bool  # whether clients count by their examples
     benign: bool = False  # whether malicious clients are left out
+    means: bool = False  # whether only means over them are known, under secure sums
 
     def __str__(self) -> str:
         split = {"train": "training"}.get(self.split, self.split)
@@ -98,6 +101,9 @@ def comparison_sentence(
     `wins` are the number of common seeds in which its 90th percentile is lower, and the number of common seeds.
     """
     baseline, *others = table
+    if judged.means:
+        found = ", ".join(f"{scale.value(row['mean'].mean)} under {name}" for name, row in table.items())
+        return f"The mean {scale.noun} over {judged}{judged.weighed} is {found}. {MEANS_ONLY}"
     best = min(others, key=lambda name: _finite_or_inf(table[name]["percentile_90"].mean))
     before, after = table[baseline]["percentile_90"].mean, table[best]["percentile_90"].mean
     drop = scale.change(before, after)
@@ -138,8 +144,12 @@ def method_sentence(
 ) -> str:
     """Whom one method leaves behind, in one sentence, and in another how the shared model does where clients have their own."""
     mean, worst = row["mean"].mean, row["worst_10"].mean
+    if judged.means and not math.isfinite(mean):
+        return f"The mean {scale.noun} of the {judged.split} clients is not known."
     if not math.isfinite(mean):
         return f"Some of the {judged} have {with_article(scale.noun)} that is not finite."
+    if judged.means:
+        return f"The mean {scale.noun} over {judged}{judged.weighed} is {scale.value(mean)}{_mean_over(seeds)}. {MEANS_ONLY}"
     if judged.count == (1, 1):
         value = f"{scale.value(mean)}{_mean_over(seeds)}"
         text = f"The one {str(judged).removeprefix('1 ')} sees {with_article(scale.noun)} of {value}."

@@ -37,7 +37,7 @@ from equipoise.privacy.release_book import ReleaseBook
 from equipoise.privacy.secure_aggregate import mean_of_sum, secure_row_length, tail_is_large_enough
 from equipoise.privacy.secure_histogram import require_equal_weights
 from equipoise.privacy.secure_sum import centred, required_modulus
-from equipoise.result import NOT_EVALUATED, ClientTable
+from equipoise.result import MEAN_OF, NOT_EVALUATED, ClientTable
 from equipoise.types import AggregatorTraits, Cohort, Combined, Engine, LocalSolver, RiskValue, RunSize, ServerState
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ class SecureEvaluation:
         seen = set(data.train.ids)
         rows = {split: means.get(split, (UNKNOWN, 0)) for split in data.splits if split in means or split == "train"}
         return ClientTable(
-            tuple(f"mean of {count} clients" if count else NOT_EVALUATED for _, count in rows.values()),
+            tuple(MEAN_OF.format(count) if count else NOT_EVALUATED for _, count in rows.values()),
             tuple(rows),
             torch.tensor([set(data.splits[split].ids) <= seen for split in rows]),
             torch.tensor([int(data.splits[split].sizes.sum()) for split in rows]),
