@@ -16,7 +16,7 @@ from equipoise.engines.flower.apps.node_policy import NodePolicy
 from equipoise.engines.flower.apps.run_control import give_order
 from equipoise.engines.flower.operate.fetching import publish
 from equipoise.engines.flower.transport.messenger import TooFewClients
-from equipoise.errors import CheckpointError, ConfigError
+from equipoise.errors import CheckpointError, ConfigError, IncompatibleParts
 from made_clients import make_clients
 
 P = eq.privacy
@@ -102,6 +102,19 @@ def test_a_run_by_secure_sums_without_noise_may_have_more_rounds(tmp_path):
     run(algorithm, federation(DATA, softmax), rounds=1, folder=folder)
     assert give_order(folder, rounds=2).rounds == 2
     assert len(run(algorithm, federation(DATA, softmax), rounds=1, folder=folder).history.rounds) == 2
+
+
+def test_privacy_that_nodes_would_refuse_is_refused_before_any_node_is_asked(tmp_path):
+    """Noise from a seed and Poisson cohorts: both are named in one message, and the folder is not begun."""
+    budget = P.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=1.0, noise="distributed")
+    algorithm = eq.Algorithm(privacy=budget)
+    grid = federation(DATA, softmax)
+    with pytest.raises(IncompatibleParts, match='source="system"') as failure:
+        run(algorithm, grid, folder=tmp_path / "run")
+    assert "Poisson" in str(failure.value)
+    assert "sampling.NodePoisson()" in str(failure.value)
+    assert not grid.log
+    assert not (tmp_path / "run").exists()
 
 
 def text_of(message):

@@ -31,6 +31,7 @@ from equipoise.engines.flower.apps.run_status import RunStatus, moment
 from equipoise.engines.flower.apps.welcome import MoreClients, Welcome, gather
 from equipoise.engines.flower.flower_engine import Federation, Patience
 from equipoise.engines.flower.secure.crowds import check_crowd
+from equipoise.engines.flower.secure.network_rules import refuse_on_nodes
 from equipoise.engines.flower.transport.messages import MessageContent
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
 from equipoise.errors import ConfigError, IncompatibleParts
@@ -55,6 +56,7 @@ LOCK = ".server.lock"  # held by the server from beginning to end
 
 def run_plan(plan: ServerPlan, grid: Grid) -> Result:
     """The whole run: nodes, rounds, files. A second server in the same folder is refused before it touches anything."""
+    refuse_on_nodes(plan.algorithm, signed=plan.signed)
     if plan.folder is None:
         return serve(plan, grid, None, None)
     place = RunFolder(Path(plan.folder))
@@ -200,9 +202,6 @@ def admit(
 def refuse_silent(members: Mapping[str, Member], algorithm: Algorithm, *, signed: bool) -> None:
     """Refuse to begin a run in which some nodes would answer nothing."""
     sums = algorithm.traits.privacy.sums_alone
-    if signed and not sums:
-        reason = "signed=True is for secure sums, and this algorithm asks for single updates."
-        raise IncompatibleParts(reason, "Add privacy=privacy.SecureAggregation() to the Algorithm, or drop signed.")
     if sums and (others := [client for client, member in members.items() if bool(member.identity) != signed]):
         names = ", ".join(others[:5])
         if signed:
