@@ -43,6 +43,7 @@ OPTIONAL = ("malicious", "personal_loss", "personal_error", "trivial_error")
 METRICS = "equipoise.metrics"  # the key of what a Parquet file says about its metrics
 PERSONAL = "personal_"  # before the name of a metric: of clients' own models
 NOT_EVALUATED = "not evaluated"  # stands for a client in the row of a split that nobody could be asked about
+MEAN_OF = "mean of {} clients"  # stands for a client in the row of a split of which secure sums tell the mean alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,6 +204,16 @@ class ClientTable:
         if not rows:
             raise InvalidParameter("split", f"must be one of {', '.join(sorted(set(self.split)))}", split)
         return self.take(torch.tensor(rows))
+
+    @property
+    def clients_in_mean(self) -> int | None:
+        """Of how many clients the one row of a split is the mean, under secure sums; None if rows are clients."""
+        if len(self.client) != 1:
+            return None
+        if self.client[0] == NOT_EVALUATED:
+            return 0
+        count = next((word for word in self.client[0].split() if word.isdecimal()), "")
+        return int(count) if self.client[0] == MEAN_OF.format(count) else None
 
     def take(self, rows: Tensor) -> ClientTable:
         """The rows at some positions."""

@@ -329,6 +329,8 @@ def finish(run: RunInRound, plan: Plan, worked: Worked | Diverged, began: float,
         changed["kept"] = setting.kept.write(state.kept, plan.workers, work)
     after = next_state(setting, state, **changed)
     report = report_of(setting, plan, began, work, runs=runs)
+    if combined.lost:  # whatever clients did is in no model
+        report = replace(report, trained=0)
     rejected = rejected_clients(plan, work, setting.data.train) if setting.protection.in_the_open else ()
     epsilon = setting.protection.epsilon_after(after.round)
     return after, report if epsilon is None and not rejected else replace(report, rejected=rejected, epsilon=epsilon)

@@ -298,7 +298,14 @@ def stop(folder: RunArgument) -> None:
 def extend(
     folder: RunArgument, rounds: Annotated[int, Option("--rounds", min=1, help="How many rounds it has in all.")]
 ) -> None:
-    """Give a run more rounds, while it goes on or after its end (then `equipoise flower run` goes on with it)."""
+    """Give a run more rounds, while it goes on or after its end (then `equipoise flower run` goes on with it).
+
+    A run under differential privacy gets no more: its noise is calibrated for its rounds.
+    """
+    _require_flower()
+    from equipoise.engines.flower.apps.fixed_rounds import refuse_more_rounds
+
+    refuse_more_rounds(folder, rounds)
     _order(folder, f"The run has {rounds} rounds in all, or more if it was begun with more.", rounds=rounds)
 
 

@@ -58,7 +58,7 @@ def is_private(run: RunRecord) -> bool:
 
 def figures(rows: ClientTable) -> dict[str, Any]:
     """Figures of the error over some clients, each with the model that it is served; null where a number does not exist."""
-    rows = rows.benign
+    rows, in_mean = rows.benign, rows.clients_in_mean
     weights = rows.size.double() if rows.split[0] == "train" else None
     error, loss = (summarise(values, rows.size, weights) for values in (rows.served_error, rows.served_loss))
     found = {
@@ -67,7 +67,10 @@ def figures(rows: ClientTable) -> dict[str, Any]:
     }  # fmt: skip
     for name, values in rows.served_metrics.items():
         found[f"mean_{name}"] = summarise_metric(values, rows.size, weights).mean
-    return {"clients": len(rows)} | {name: value if math.isfinite(value) else None for name, value in found.items()}
+    known = {name: value if math.isfinite(value) else None for name, value in found.items()}
+    if in_mean is None:
+        return {"clients": len(rows)} | known
+    return {"clients": in_mean} | {name: value if name.startswith("mean") else None for name, value in known.items()}
 
 
 def subgroups(run: RunRecord, rows: ClientTable, groups: Groups | None = None) -> list[dict[str, Any]]:
@@ -116,6 +119,10 @@ def left_behind(rows: ClientTable, *, private: bool) -> dict[str, Any]:
     found = figures(rows)
     mean = found["mean"]
     behind = int((rows.served_error > 2 * mean).sum()) if mean is not None else 0
+    if rows.clients_in_mean is not None:
+        note = f"Not known: under secure sums only the mean over {rows.clients_in_mean} clients is."
+        missing = dict.fromkeys(("worst_tenth_mean", "clients_above_twice_the_mean", "worst_clients"))
+        return {**missing, "clients": rows.clients_in_mean, "note": note}
     about: dict[str, Any] = {
         "worst_tenth_mean": found["worst_10"],
         "clients_above_twice_the_mean": behind,
@@ -205,10 +212,12 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
         yield ""
     yield "## Who is left behind"
     yield ""
-    yield (
-        f"The tenth of the {behind['clients']} {content['judged_on']} clients that fares worst has a mean {noun} of "
-        f"{number(behind['worst_tenth_mean'])}. {behind['clients_above_twice_the_mean']} clients have more than twice the mean."
-    )
+    if behind["clients_above_twice_the_mean"] is not None:
+        yield (
+            f"The tenth of the {behind['clients']} {content['judged_on']} clients that fares worst has a mean {noun} of "
+            f"{number(behind['worst_tenth_mean'])}. {behind['clients_above_twice_the_mean']} clients have more than twice the "
+            "mean."
+        )
     if behind["worst_clients"]:
         few = [row["examples"] < FEW_EXAMPLES for row in behind["worst_clients"]]
         listed = ", ".join(

@@ -31,6 +31,7 @@ from equipoise.engines.flower.apps.welcome import Welcome
 from equipoise.engines.flower.personal.remote_work import UNKNOWN_SCORES, RemotePersonalWork
 from equipoise.engines.flower.personal.solver_memory import RemoteRows, kept_values
 from equipoise.engines.flower.secure.identities import default_colluders, read_public_text, signed_threshold
+from equipoise.engines.flower.secure.network_rules import refuse_on_nodes
 from equipoise.engines.flower.secure.protections import SecureEvaluation, mask_sums
 from equipoise.engines.flower.transport.messages import BadMessage, MessageContent
 from equipoise.engines.flower.transport.messenger import (
@@ -42,7 +43,7 @@ from equipoise.engines.flower.transport.messenger import (
     show_faults,
 )
 from equipoise.engines.flower.transport.part_messages import pack_part
-from equipoise.errors import EquipoiseError, EquipoiseNotice, IncompatibleParts
+from equipoise.errors import EquipoiseError, EquipoiseNotice
 from equipoise.personal.context import PersonalContext
 from equipoise.privacy.protected import Protected
 from equipoise.result import ClientTable
@@ -164,6 +165,8 @@ class FlowerEngine(Engine):
         absent = set(self.round.drawn) - self.round.counted
         missing = {client: why for client, why in self.messenger.faults.items() if client in absent}
         trained = report.trained - len(report.rejected)  # of those at work, without those whose update was left out
+        if self.secure is not None and not self.names_nobody:
+            trained = min(trained, len(self.round.counted))
         rejected = tuple(client for client in report.rejected if client not in missing)
         report = replace(report, **{"trained": trained, **self.round.reported}, rejected=rejected, missing=missing)
         by_client = {client: (sent[client], received[client]) for client in sorted({*sent, *received})}
@@ -434,7 +437,7 @@ class FlowerEngine(Engine):
         """The protection of a run with its sums over the network; noise that the server adds itself needs no other sums."""
         if algorithm.privacy is None:
             return protection
-        refuse_seeded(algorithm)
+        refuse_on_nodes(algorithm)
         self.names_nobody = algorithm.private
         if not algorithm.traits.privacy.sums_alone:
             # Who is left out may not depend on the others: clipping bounds long updates there.
@@ -443,15 +446,6 @@ class FlowerEngine(Engine):
         protected = mask_sums(self, cast(Protected, protection), algorithm)
         self.secure = SecureEvaluation(self, protected.book)
         return protected
-
-
-def refuse_seeded(algorithm: Algorithm) -> None:
-    """Refuse, in a federation, noise that whoever knows the seed can take off again."""
-    if algorithm.private and algorithm.traits.privacy.source == "seeded":
-        raise IncompatibleParts(
-            'source="seeded" draws noise that can be drawn again and taken off: it is for simulations, where runs repeat.',
-            'Use source="system".',
-        )
 
 
 def read_any_loss(answer: MessageContent) -> float:

@@ -67,6 +67,8 @@ def figures_of(runs: Sequence[RunRecord]) -> dict[str, Spread]:
     trivial = [figures for run in runs if (figures := trivial_summary(run)) is not None]
     if len(trivial) == len(runs):
         row |= {f"trivial_{key}": spread for key, spread in _error_figures(trivial).items()}
+    if any(run.clients.where(run.judged_on).clients_in_mean is not None for run in runs):  # the rest is not known
+        row |= {key: Spread(math.nan, math.nan) for key in row if key.removeprefix("shared_") in FIGURES and "mean" not in key}
     return row
 
 

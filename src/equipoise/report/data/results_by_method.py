@@ -163,10 +163,12 @@ class Study:
             intervals = intervals_of(runs), intervals_of(runs, "shared_error")
             methods.append(MethodResults(name, tuple(runs), served, all_rows, figures_of(runs), weighted, *intervals))
         tables = [rows for method in methods for rows in method.rows]
-        counts = [len(rows) for rows in tables]
+        in_means = [rows.clients_in_mean for rows in tables]
+        counts = [len(rows) if clients is None else clients for rows, clients in zip(tables, in_means, strict=True)]
         unseen = not any(bool(rows.seen.any()) for rows in tables)
-        benign = sum(counts) < sum(len(rows) for method in methods for rows in method.all_rows)
-        judged = JudgedClients((min(counts), max(counts)), split, unseen, weighted, benign)
+        benign = sum(map(len, tables)) < sum(len(rows) for method in methods for rows in method.all_rows)
+        means = any(clients is not None for clients in in_means)
+        judged = JudgedClients((min(counts), max(counts)), split, unseen, weighted, benign, means)
         return cls(tuple(methods), judged, _scale(results, methods))
 
     @property

@@ -225,7 +225,7 @@ def curves(study: Study) -> tuple[Panel, ...]:
     Empty if nothing was recorded.
     """
     if study.evaluated:
-        titles = {"error": f"mean {study.scale.noun}", "error_90": "90th percentile"}
+        titles = {"error": f"mean {study.scale.noun}"} | ({} if study.judged.means else {"error_90": "90th percentile"})
         return tuple(
             Panel(title, tuple(Line.of(*method.evaluations(key)) for method in study.methods), of_error=True)
             for key, title in titles.items()

@@ -252,7 +252,7 @@ def curves(study: Study) -> Json | None:
         x_axis = theme.round_axis("after round %{x}") | {"anchor": f"y{suffix}"}
         left, low = (0.54, 0.0) if at else (0.0, 0.58)
         note = {"text": f"<b>{panel.title}</b>", "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
-        wide[f"xaxis{suffix}"] = {**x_axis, "domain": [left, left + 0.46]}
+        wide[f"xaxis{suffix}"] = {**x_axis, "domain": [left, left + 0.46 if len(panels) > 1 else 1.0]}
         wide[f"yaxis{suffix}"] = {**y_axis, "domain": [0, 1]}
         wide["annotations"].append({**note, "x": left, "y": 1, "yshift": 6})
         narrow[f"xaxis{suffix}"] = {**x_axis, "domain": [0, 1]} | ({} if at else {"title": {"text": ""}})

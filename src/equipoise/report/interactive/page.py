@@ -31,6 +31,7 @@ from equipoise.report.text.worst import worst_clients
 if TYPE_CHECKING:
     from equipoise.result import ClientTable
 
+OF_SINGLE_CLIENTS = ("histogram", "percentiles", "tradeoff", "sizes", "own", "gains")  # figures
 MOST_CLIENTS = 50_000  # rows of the table of all clients: a page of some megabytes
 MOST_CHANGES = 4  # methods in the table of all clients; of more, it has no columns of changes
 KNOB_NOTE = "Here each client is judged on all of its examples; below, some are kept for choosing."
@@ -39,6 +40,8 @@ KNOB_NOTE = "Here each client is judged on all of its examples; below, some are 
 def page(study: Study, knob: Mapping[str, Any] | None = None) -> str:
     """The whole document, with the knob of a family if there is one."""
     drawn = {name: figure for name, draw in interactive.FIGURE_MAKERS.items() if (figure := draw(study)) is not None}
+    if study.judged.means:
+        drawn = {name: figure for name, figure in drawn.items() if name not in OF_SINGLE_CLIENTS}
     data = {
         "figures": drawn, "config": theme.CONFIG, "narrow": theme.NARROW,
         "light": theme.template(dark=False), "dark": theme.template(dark=True),
@@ -46,7 +49,7 @@ def page(study: Study, knob: Mapping[str, Any] | None = None) -> str:
     }  # fmt: skip
     sections = [
         *(knob_section(knob, note=KNOB_NOTE) if knob is not None else ()),
-        *_figure(study, "histogram"),
+        *(_figure(study, "histogram") if "histogram" in drawn else ()),
         *numbers_table(study),
         *subgroups_section(study),
         *metrics_section(study),
@@ -58,7 +61,7 @@ def page(study: Study, knob: Mapping[str, Any] | None = None) -> str:
         *_figures(study, [name for name in drawn if name not in ("histogram", "privacy", "gains")]),
         *gains_section(study, _figure(study, "gains") if "gains" in drawn else iter(())),
         *notes.privacy_section(study, _figure(study, "privacy") if "privacy" in drawn else iter(())),
-        *worst_clients(study),
+        *(worst_clients(study) if not study.judged.means else ()),
         *_all_clients(study),
         *_settings(study),
         *_glossary(study),

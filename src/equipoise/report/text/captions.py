@@ -105,10 +105,10 @@ def _count_better(study: Study, method: MethodResults) -> str:
 
 def _curves(study: Study, band: str, smoothed: str) -> Caption:
     """The curves show errors at evaluations, or training losses where there are too few evaluations."""
-    noun = study.scale.noun
+    noun, what = study.scale.noun, "Mean" if study.judged.means else "Mean and 90th percentile"
     if study.evaluated:
         return (
-            "Mean and 90th percentile over the rounds: where curves are flat, more rounds bring little",
+            f"{what} over the rounds: where curves are flat, more rounds bring little",
             f"The {noun} over {study.judged}, evaluated along the way.{band}"
             f"{served_model(study, brief=True)}{_late_own_models(study)}",
         )

@@ -12,6 +12,8 @@ from equipoise.report.text.phrases import count_words, plural
 # By name: those of `FIGURES`, "trained" and "seconds"; where clients have their own models also "shared_mean" and so on.
 MethodFigures = Mapping[str, Spread]
 
+MEANS_ONLY = "Under secure sums nothing else is known of how single clients fare."
+
 
 @dataclass(frozen=True)
 class ValueFormat:
@@ -80,6 +82,7 @@ class JudgedClients:
     unseen: bool
     weighted: bool  # whether clients count by their examples
     benign: bool = False  # whether malicious clients are left out
+    means: bool = False  # whether only means over them are known, under secure sums
 
     def __str__(self) -> str:
         split = {"train": "training"}.get(self.split, self.split)
@@ -132,6 +135,9 @@ def comparison_sentence(
     `differences` are, by method, those of its 90th percentile from that of the first method, in each seed that both have.
     With several seeds a method is said to lower the percentile only if it is `clearly_lower`.
     """
+    if judged.means:
+        means = ", ".join(f"{scale.value(row['mean'].mean)} under {name}" for name, row in table.items())
+        return f"The mean {scale.noun} over {judged}{judged.weighed} is {means}. {MEANS_ONLY}"
     baseline, best = next(iter(table)), best_method(table, differences or {})
     before, after = table[baseline]["percentile_90"].mean, table[best]["percentile_90"].mean
     drop = scale.change(before, after)
@@ -197,8 +203,12 @@ def method_sentence(
 ) -> str:
     """Whom one method leaves behind, in one sentence, and in another how the shared model does where clients have their own."""
     mean, worst = row["mean"].mean, row["worst_10"].mean
+    if judged.means and not math.isfinite(mean):
+        return f"The mean {scale.noun} of the {judged.split} clients is not known."
     if not math.isfinite(mean):
         return f"Some of the {judged} have {with_article(scale.noun)} that is not finite."
+    if judged.means:
+        return f"The mean {scale.noun} over {judged}{judged.weighed} is {scale.value(mean)}{_mean_over(seeds)}. {MEANS_ONLY}"
     if judged.count == (1, 1):
         value = f"{scale.value(mean)}{_mean_over(seeds)}"
         text = f"The one {str(judged).removeprefix('1 ')} sees {with_article(scale.noun)} of {value}."

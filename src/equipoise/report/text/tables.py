@@ -13,6 +13,7 @@ from equipoise.report.data.results_by_method import Study
 from equipoise.report.palette import COLOURS
 from equipoise.report.text.captions import nonfinite_note, sample_caption, served_model, trivial_note
 from equipoise.report.text.phrases import INTERVAL, capital, listed, minus
+from equipoise.report.text.sentences import MEANS_ONLY
 
 BACKDOOR = "backdoor_success"  # the column of the rate at which a backdoor works
 WORST_CLIENTS = 10  # rows of the tables of clients that fare worst
@@ -30,6 +31,7 @@ def numbers_table(study: Study) -> Iterator[str]:
     unit = ", in %" if study.scale.percent else ""
     headers = {**FIGURES, "trained": "trained clients per round", "seconds": "wall time (s)"}
     caption = f"{capital(study.measured)} over {study.judged}{study.judged.weighed}{unit}{seeds}.{served_model(study)}"
+    caption += f" {MEANS_ONLY}" if study.judged.means else ""
     caption += sample_caption(study)
     if len(study.methods) > 1:
         caption += " The lowest of a column, among what clients are served, is bold." if study.personalised else _LOWEST

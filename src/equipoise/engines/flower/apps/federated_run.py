@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import secrets
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.core.files import locked, write_atomically
 from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
+from equipoise.engines.flower.apps.fixed_rounds import refuse_more_rounds
 from equipoise.engines.flower.apps.introductions import Introductions
 from equipoise.engines.flower.apps.members import Member, make_stand_in, natural_order
 from equipoise.engines.flower.apps.model_source import make_model
@@ -28,6 +30,8 @@ from equipoise.engines.flower.apps.run_secret import batch_seed, open_secret, pu
 from equipoise.engines.flower.apps.run_status import RunStatus, moment
 from equipoise.engines.flower.apps.welcome import MoreClients, Welcome, gather
 from equipoise.engines.flower.flower_engine import Federation, Patience
+from equipoise.engines.flower.secure.crowds import check_crowd
+from equipoise.engines.flower.secure.network_rules import refuse_on_nodes
 from equipoise.engines.flower.transport.messages import MessageContent
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
 from equipoise.errors import ConfigError, IncompatibleParts
@@ -52,6 +56,7 @@ LOCK = ".server.lock"  # held by the server from beginning to end
 
 def run_plan(plan: ServerPlan, grid: Grid) -> Result:
     """The whole run: nodes, rounds, files. A second server in the same folder is refused before it touches anything."""
+    refuse_on_nodes(plan.algorithm, signed=plan.signed)
     if plan.folder is None:
         return serve(plan, grid, None, None)
     place = RunFolder(Path(plan.folder))
@@ -60,6 +65,7 @@ def run_plan(plan: ServerPlan, grid: Grid) -> Result:
     with locked(place.path / LOCK, wait=False):
         order = read_order(place.path)
         plan = plan if order.rounds is None or order.rounds <= plan.rounds else replace(plan, rounds=order.rounds)
+        refuse_more_rounds(place.path, plan.rounds)
         if order.state == "stop":
             give_order(place.path, state="run")  # whoever begins the run again wants it to go on
         known = None
@@ -107,6 +113,9 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
                 messenger, members, patience, run, model_seed, plan.signed, plan.colluders, welcome, control
             )
             federated = FederatedRun(plan, model, data, federation, status)
+            if said := check_crowd(federation, plan.algorithm, federated.clients_per_round):
+                log.warning("%s", said)
+                status.event("warning", text=said)
             status.settle(members, messenger)
             if place is not None and not begun:
                 write_atomically(place.path / ROSTER, write_roster(members, run).encode())
@@ -118,6 +127,7 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
                 continue
             if place is None or (rounds := read_order(place.path).rounds) is None or rounds <= plan.rounds:
                 break
+            refuse_more_rounds(place.path, rounds)
             plan = replace(plan, rounds=rounds)  # the operator has extended the run meanwhile
             status.about["rounds"] = rounds
     if plan.on_result is not None:
@@ -192,9 +202,6 @@ def admit(
 def refuse_silent(members: Mapping[str, Member], algorithm: Algorithm, *, signed: bool) -> None:
     """Refuse to begin a run in which some nodes would answer nothing."""
     sums = algorithm.traits.privacy.sums_alone
-    if signed and not sums:
-        reason = "signed=True is for secure sums, and this algorithm asks for single updates."
-        raise IncompatibleParts(reason, "Add privacy=privacy.SecureAggregation() to the Algorithm, or drop signed.")
     if sums and (others := [client for client, member in members.items() if bool(member.identity) != signed]):
         names = ", ".join(others[:5])
         if signed:
@@ -283,7 +290,7 @@ class FederatedRun:
             self.model, self.data, plan.algorithm, rounds=plan.rounds, clients_per_round=self.clients_per_round, seed=plan.seed,
             loss=plan.loss, error=plan.error, engine=self.federation, evaluate_every=plan.evaluate_every, metrics=plan.metrics,
             stop=plan.stop, progress=progress, name=plan.name or name,
-            observers=[*observers, *plan.observers, LogRounds(), self.status],
+            observers=[*observers, *plan.observers, LogRounds(plan.algorithm), self.status],
             checkpoint=Checkpoints(checkpoint, every=1) if checkpoint is not None else None,
             ledger=ledger,
         )  # fmt: skip
@@ -291,11 +298,22 @@ class FederatedRun:
 
 
 class LogRounds(Observer):
-    """One line per round in Flower's log."""
+    """One line per round in Flower's log, which is the operator's."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
+
+    def trained(self, report: RoundReport) -> int:
+        """How many clients have trained: under differential privacy a report counts those that were asked."""
+        sums = self.algorithm.traits.privacy.sums_alone
+        asked = self.algorithm.private and (sums or report.loss_from == "work")
+        return max(0, report.trained - len(report.missing)) if asked else report.trained
 
     def on_round(self, report: RoundReport) -> None:
-        """Log the round, and a warning for each client that it went on without."""
-        text = f"Round {report.round + 1}: loss {report.loss:.4f}, worst 10 % {report.tail_loss:.4f}, {report.trained} trained"
+        """Log the round, and a warning for each client that it went on without; losses that nobody knows are left out."""
+        known = {"loss": report.loss, "worst 10 %": report.tail_loss}
+        losses = [f"{name} {value:.4f}" for name, value in known.items() if not math.isnan(value)]
+        text = f"Round {report.round + 1}: {', '.join([*losses, f'{self.trained(report)} trained'])}"
         text += f", {report.bytes_sent / 1e3:.1f} kB out, {report.bytes_received / 1e3:.1f} kB in"
         log.info("%s %s", moment(), text)
         for why in report.failed_tries:

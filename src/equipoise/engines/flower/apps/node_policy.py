@@ -25,6 +25,10 @@ class PolicyRefusal(EquipoiseError):
     """The node's owner does not allow what was asked for; the reason is for the node's own log."""
 
 
+class PartNotAllowed(EquipoiseError):
+    """The algorithm has a part that the node's owner has not named; which one is for the node's own log."""
+
+
 class SumsOnly(EquipoiseError):
     """The node takes part in secure sums only."""
 
@@ -157,7 +161,7 @@ class NodePolicy:
             return  # classes by path need `allow`
         for name in _part_names(str(packed.get("kind")), packed["table"]):
             if name not in self.parts:
-                raise PolicyRefusal(f"The policy does not allow the part {name}.")
+                raise PartNotAllowed(f"The policy does not allow the part {name}.")
 
 
 def _part_names(kind: str, table: Any) -> Iterator[str]:

@@ -20,7 +20,7 @@ from typing import Any
 from equipoise.core.files import GrowingFile, write_atomically
 from equipoise.engines.flower.apps.members import Member
 from equipoise.engines.flower.apps.node_keys import RETIRED
-from equipoise.engines.flower.transport.messenger import Messenger
+from equipoise.engines.flower.transport.messenger import Messenger, TooFewClients
 from equipoise.observers import Evaluation
 from equipoise.types import Observer, RoundReport
 
@@ -176,10 +176,20 @@ class RunStatus(Observer):
         try:
             yield
         except BaseException as failure:
+            if isinstance(failure, TooFewClients):
+                self._note_faults()
             stopped = type(failure).__name__ in ("StoppedByOperator", "KeyboardInterrupt", "SystemExit")
             self.say("stopped" if stopped else "failed", str(failure) or type(failure).__name__)
             raise
         self.say("finished")
+
+    def _note_faults(self) -> None:
+        """A run has stopped in a round: those that this round lacked have failed in it."""
+        faults = self.messenger.faults if self.messenger is not None else {}
+        for client in [each for each in self.about["clients"] if each in faults]:
+            entry = self._entry(client)
+            entry["failed"], entry["in_a_row"] = entry["failed"] + 1, entry["in_a_row"] + 1
+            entry["fault"], entry["state"] = faults[client], "failed"
 
 
 def drifted(errors: Mapping[str, float]) -> Iterator[tuple[str, str]]:

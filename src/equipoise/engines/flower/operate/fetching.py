@@ -41,6 +41,9 @@ def publish(runs: Sequence[Path], out: Path) -> list[str]:
         folder = RunFolder(path)
         if not folder.finished:
             raise ConfigError(f"{path} holds no finished run.")
+        if not anyone_trained(folder):
+            reason = f"In no round of {path} did a client train: its model is the one that the run began with."
+            raise ConfigError(f"{reason} {folder.rounds.name} says why each client was left out.")
         refuse_damaged_files(folder, folder.last_event().get("sha256", {}))
         name = path.resolve().name
         if any(entry["name"] == name for entry in entries):
@@ -49,6 +52,12 @@ def publish(runs: Sequence[Path], out: Path) -> list[str]:
         entries.append({"name": name, "file": file.name, "bytes": file.stat().st_size, "sha256": file_checksum(file)})
     write_atomically(out / MANIFEST, (json.dumps({"models": entries}, indent=1) + "\n").encode())
     return [str(entry["name"]) for entry in entries]
+
+
+def anyone_trained(folder: RunFolder) -> bool:
+    """Whether there is a round of a finished run in which clients trained, by its log."""
+    with folder.rounds.open(encoding="utf-8") as lines:
+        return any((json.loads(line).get("trained") or 0) > 0 for line in lines)
 
 
 def reader(source: str, *, token: str | None = None, authority: Path | None = None) -> Callable[[str, int], bytes]:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from equipoise.engines.flower.personal.solver_memory import kept_values
+from equipoise.engines.flower.secure.crowds import find_demand
 from equipoise.engines.flower.secure.masking_server import MaskingServer
-from equipoise.engines.flower.secure.sum_messages import MaskingError
+from equipoise.engines.flower.secure.sum_messages import MaskingError, SumTooSmall
 from equipoise.engines.flower.secure.sum_terms import OF_OWN, SCORES, SumTerms
 from equipoise.engines.flower.transport.messages import MessageContent, bytes_to_tensor, shorten
 from equipoise.engines.flower.transport.messenger import ClientRequest, TooFewClients, efforts_of, show_faults
@@ -65,6 +66,7 @@ class MaskedSums:
         self._client = {alias: client for client, alias in self._alias.items()}
         self._ready: dict[str, tuple[MaskingServer, dict[str, bytes]]] = {}
         self._first = True
+        self._setting = ""  # that demands as many clients as the sums have at least
 
     def __contains__(self, purpose: str) -> bool:
         return purpose in self._ready
@@ -121,10 +123,11 @@ class MaskedSums:
         faults, federation = self.engine.messenger.faults, self.engine.federation
         here = [client for client in planned.clients or self.clients if client not in faults]
         colluders, threshold = federation.choose_threshold(len(here))
-        demanded = max((federation.members[client].minimum_crowd for client in here), default=2)  # by the nodes' owners
-        fewest = max(self.fewest, self.engine.patience.minimum if planned.clients is None else 2, threshold, demanded)
+        minimum = self.engine.patience.minimum if planned.clients is None else 2
+        demand = find_demand(federation, here, minimum=minimum, fewest=self.fewest)
+        fewest, self._setting = demand
         if len(here) < fewest:
-            raise self._too_few(f"{len(here)} clients are there for a secure sum, and it needs {fewest}.")
+            raise self._too_few(f"{len(here)} clients are there for a secure sum, and it needs {fewest}, by {self._setting}.")
         purpose, length, modulus, _ = planned
         clients = tuple(sorted(self._alias[client] for client in here))
         return SumTerms(federation.run, self.round, purpose, clients, length, modulus, threshold, fewest, colluders=colluders)
@@ -161,7 +164,8 @@ class MaskedSums:
             for alias, why in server.faults.items():
                 messenger.faults.setdefault(self._client[alias], shorten(self._in_names(str(why))))
             if failure is not None:
-                raise self._too_few(self._in_names(str(failure))) from failure
+                by = f" {failure.need} are demanded by {self._setting}." if isinstance(failure, SumTooSmall) else ""
+                raise self._too_few(self._in_names(str(failure)) + by) from failure
         return following
 
     def _in_names(self, text: str) -> str:

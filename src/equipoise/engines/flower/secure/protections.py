@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from equipoise.core.abilities import read, solver_traits
+from equipoise.core.abilities import solver_traits
 from equipoise.core.fingerprints import tensors_fingerprint
 from equipoise.engines.flower.secure.masked_sums import (
     MaskedSums,
@@ -25,6 +25,7 @@ from equipoise.engines.flower.secure.masked_sums import (
     RoundSums,
     split_of,
 )
+from equipoise.engines.flower.secure.network_rules import USE_HISTOGRAM, refuse_on_nodes
 from equipoise.engines.flower.secure.sum_terms import OF_OWN, SCORES, name_sum
 from equipoise.engines.flower.transport.messenger import ClientRequest, TooFewClients
 from equipoise.errors import EquipoiseError, EquipoiseNotice, IncompatibleParts
@@ -37,8 +38,8 @@ from equipoise.privacy.release_book import ReleaseBook
 from equipoise.privacy.secure_aggregate import mean_of_sum, secure_row_length, tail_is_large_enough
 from equipoise.privacy.secure_histogram import require_equal_weights
 from equipoise.privacy.secure_sum import centred, required_modulus
-from equipoise.result import NOT_EVALUATED, ClientTable
-from equipoise.types import AggregatorTraits, Cohort, Combined, Engine, LocalSolver, RiskValue, RunSize, ServerState
+from equipoise.result import MEAN_OF, NOT_EVALUATED, ClientTable
+from equipoise.types import Cohort, Combined, Engine, LocalSolver, RiskValue, RunSize, ServerState
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
@@ -49,43 +50,11 @@ if TYPE_CHECKING:
 WIDE, COUNTS = 1 << 62, 1 << 32  # the modulus of sums of few numbers, and of counts
 STEP_OF_SCORES = 2.0**-32
 UNKNOWN = torch.full((2,), math.nan, dtype=torch.float64)  # loss and error
-USE_HISTOGRAM = (
-    "Use quantile=privacy.SecureHistogram(bound=…, bins=64), or quantile=privacy.PrivateQuantile(bound=…, bins=32) with "
-    "privacy=DifferentialPrivacy(…, noise='distributed')."
-)
 
 
 def mask_sums(engine: FlowerEngine, protection: Protected, algorithm: Algorithm) -> Protected:
     """The protection of a run that asks for secure sums alone, with masked sums over the network."""
-    if algorithm.traits.personal.updates is not None:
-        raise IncompatibleParts(
-            f"{algorithm.personal!r} has clients send other updates than the solver's, which are not summed securely here.",
-            "Use personal.Ditto(): its models stay with the clients.",
-        )
-    normalised = algorithm.traits.aggregator
-    inner, public = normalised.normalises, normalised.steps is not None
-    if inner is not None and not public and not read(AggregatorTraits, inner).weighted_sum:
-        raise IncompatibleParts(
-            f"{algorithm.aggregator!r} acts on updates in units of the cohort's mean length of steps, which nobody knows "
-            "before the secure sum.",
-            "Give a public number: aggregators.FedNova(…, steps=…).",
-        )
-    if not algorithm.aggregator.linear:
-        raise IncompatibleParts(
-            f"{algorithm.aggregator!r} moves its centre from round to round, which nodes are not told.",
-            "Use aggregators.NormClip(…), or run it in a simulation.",
-        )
-    if algorithm.traits.risk.client_form == "groups":
-        raise IncompatibleParts(
-            f"{algorithm.risk!r} needs secure sums of losses over groups, which nodes do not make.",
-            "Use risk.Superquantile(…, quantile=privacy.SecureHistogram(…)), or run it in a simulation.",
-        )
-    if algorithm.traits.quantile.iterations is not None:
-        raise IncompatibleParts(
-            f"The sums of {algorithm.traits.risk.quantile!r} tell an attentive server who is in the tail, and the losses of "
-            "single clients: it is for simulations.",
-            USE_HISTOGRAM,
-        )
+    refuse_on_nodes(algorithm)
     if protection.noise is None:
         sums: ProtectedSums = NetworkSecureSums(engine, algorithm, protection.own_book)
         return replace(protection, sums=sums, evaluates_by_sums=True)
@@ -170,16 +139,7 @@ class NetworkSecureSums:
 
 
 def find_fewest_survivors(engine: FlowerEngine, noise: NoisePlan) -> int:
-    """How many clients of a cohort a secure sum needs at least; cohorts of random size are refused.
-
-    A sum that is refused because a Poisson cohort was small would tell more than the noise hides. Where nodes flip the coins
-    themselves, all of them are in every sum.
-    """
-    if noise.poisson and not noise.by_nodes:
-        raise IncompatibleParts(
-            "Poisson cohorts may have fewer clients than a secure sum needs, and refusing such a sum tells who was drawn.",
-            "Use sampler=sampling.NodePoisson(), sampling.Uniform() for cohorts of fixed size, or sampling.Full().",
-        )
+    """How many clients of a cohort a secure sum needs at least; where nodes flip the coins themselves, of all of them."""
     crowd = max((member.minimum_crowd for member in engine.federation.members.values()), default=2)
     asked = noise.clients if noise.by_nodes else noise.expected
     return max(engine.patience.minimum, engine.federation.choose_threshold(asked)[1], crowd)
@@ -281,6 +241,13 @@ class NetworkPrivateSums:
             total = total + sample_discrete_gaussian(variance, len(total), source=source)
         return centred(total, modulus)
 
+    def owners_refuse(self) -> bool:
+        """Whether so many nodes refuse by their policies that no sum of this run can be made: then the run stops.
+
+        Policies do not know a node's data, so that it tells nothing of them. Where nodes are silent, the round is skipped.
+        """
+        return len(set(self.engine.round.drawn) - self.engine.messenger.refusing) < self.round.fewest
+
     def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
         """The sum of clipped updates with noise, divided by a number fixed in advance."""
         grid, params, privacy, quantile = self.noise.grid, state.params, self.noise.privacy, self.noise.quantile
@@ -306,6 +273,7 @@ class NetworkPrivateSums:
             total, survivors = self.round.updates(plan.cohort, plan.workers, lambda _: ask, params, solver)
         except TooFewClients:
             over = self.engine.round.last and self.noise.book.begun(index, self.noise.first)  # it is paid for, and ends
+            over = over and not self.owners_refuse()
             if not over and not self.noise.is_lost(index):
                 raise  # of the update nothing is out yet: the round may be tried again
             self._contributors = min(self._contributors, self.round.fewest)
@@ -343,7 +311,7 @@ class SecureEvaluation:
         seen = set(data.train.ids)
         rows = {split: means.get(split, (UNKNOWN, 0)) for split in data.splits if split in means or split == "train"}
         return ClientTable(
-            tuple(f"mean of {count} clients" if count else NOT_EVALUATED for _, count in rows.values()),
+            tuple(MEAN_OF.format(count) if count else NOT_EVALUATED for _, count in rows.values()),
             tuple(rows),
             torch.tensor([set(data.splits[split].ids) <= seen for split in rows]),
             torch.tensor([int(data.splits[split].sizes.sum()) for split in rows]),

@@ -49,7 +49,12 @@ LARGEST = 1 << 32  # bytes of one masked vector
 
 
 def answer_invitations(session: NodeSession) -> Answer:
-    """Answer invitations to sums, of one round and all at once; at the round's first, compute the loss that they are about."""
+    """Answer invitations to sums, of one round and all at once; at the round's first, compute the loss that they are about.
+
+    Parts that the owner does not allow are refused here, before any sum of the round is released.
+    """
+    for kind in ("risk", "aggregator"):
+        session.policy.check_part(session.request.values.get(kind))
     if session.request.values.get("first"):
         for key in (MASKS, ROUND, COSTS):  # what earlier rounds have left
             session.context.state.pop(key, None)

@@ -28,6 +28,12 @@ _PARTS = 5.0  # seconds that the parts of an announced reply may take, where nob
 _FOR_OTHERS = 0.1  # of the time for answers, left for the others when the parts of one have not come
 LONGEST_REST = 64  # timeouts that a silent client rests at most
 LONGEST_TYPE = 80  # characters of the name of an error's type
+BY_ITS_OWNER = {  # types of refusals that follow from a node's policy and the request, never from its data; in words
+    "PolicyRefusal": "PolicyRefusal: its policy does not allow what the run asks for, and its own log says why",
+    "PartNotAllowed": "PolicyRefusal: a part of the algorithm is not among `parts` of its policy, and its own log says which",
+    "SumsOnly": "SumsOnly: its policy says only_sums, and the run asks for something of this client alone",
+    "BudgetSpent": "BudgetSpent: the run would cost more than the ε of its policy, and its own log says more",
+}
 
 
 class TooFewClients(EquipoiseError, RuntimeError):
@@ -124,6 +130,7 @@ class Messenger:
     def begin(self) -> None:
         """A new round, or another try of one: faults and traffic before it are forgotten."""
         self.faults: dict[str, str] = {}
+        self.refusing: set[str] = set()  # clients whose owners do not allow what was asked
         self.sent: Counter[str] = Counter()  # bytes of the contents of messages, by client
         self.received: Counter[str] = Counter()
 
@@ -197,7 +204,7 @@ class Messenger:
         """What `reading` makes of a reply, alone in a tuple; None, and a fault, if it is not what was asked for."""
         client = names.get(sent.node)
         try:
-            content = self._open(sent.node, reply, sent.round, sent.token)
+            content = self._open(sent.node, reply, sent.round, sent.token, client)
             if client is not None:
                 self.received[client] += content.size
                 self._refuse_other_data(client, content)
@@ -278,7 +285,7 @@ class Messenger:
             time.sleep(min(pause, max(0.0, end - now)))
             pause = min(1.5 * pause, _POLL[1])
 
-    def _open(self, node: int, reply: Message, round_index: int, token: str) -> MessageContent:
+    def _open(self, node: int, reply: Message, round_index: int, token: str, client: str | None = None) -> MessageContent:
         """What a reply says, if it is the answer to what was asked."""
         if reply.has_error():
             raise BadMessage(f"failed: {name_error(reply.error)}")
@@ -293,7 +300,10 @@ class Messenger:
         if "refused" in content.values:
             if content.values["refused"] == BadMessage.__name__:
                 self.compact.discard(node)  # an earlier version may have come back under the same id
-            raise BadMessage(f"refused, for the reason {read_type(content.values['refused'])}: its own log says more")
+            kind = read_type(content.values["refused"])
+            if kind in BY_ITS_OWNER and client is not None:
+                self.refusing.add(client)
+            raise BadMessage(f"refused, for the reason {BY_ITS_OWNER.get(kind, f'{kind}: its own log says more')}")
         if content.round != round_index or content.token != token:
             raise BadMessage(
                 f"sent the answer to another request (of round {content.round + 1}, asked in round {round_index + 1})"

@@ -1,0 +1,121 @@
+"""Runs that nodes refuse by their policies, and what is told of rounds in which nobody trained."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fake_grid import federation, run_app
+from typer.testing import CliRunner
+
+import equipoise as eq
+from equipoise.cli.federation_commands import app
+from equipoise.data.clients import FederatedData
+from equipoise.engines.flower import server_app
+from equipoise.engines.flower.apps.node_policy import NodePolicy
+from equipoise.engines.flower.apps.run_control import give_order
+from equipoise.engines.flower.operate.fetching import publish
+from equipoise.engines.flower.transport.messenger import TooFewClients
+from equipoise.errors import CheckpointError, ConfigError, IncompatibleParts
+from made_clients import make_clients
+
+P = eq.privacy
+DATA = FederatedData(make_clients([6, 9, 12]), test=make_clients([5, 9, 14], seed=1), name="three")
+QUANTILE = P.PrivateQuantile(bound=2.0, bins=2)
+
+
+def softmax():
+    return eq.models.Softmax(4, 3)
+
+
+def private(noise="distributed", risk=None):
+    return eq.Algorithm(
+        risk=risk or eq.risk.Superquantile(0.5, quantile=QUANTILE), sampler=eq.sampling.Full(),
+        privacy=P.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=1.0, noise=noise, source="system"),
+    )  # fmt: skip
+
+
+def run(algorithm, grid, *, rounds=2, **options):
+    found = []
+    options = {"timeout": 30.0, "pause": 1.0, "retries": 1, "seed": 3, "clients": 3, "minimum": 2, **options}
+    run_app(server_app(algorithm, model=softmax, rounds=rounds, on_result=found.append, **options), grid)
+    return found[0]
+
+
+ALLOWED = ("risk.superquantile", "quantile.private", "aggregator.weighted_mean", "solver.sgd")
+
+
+@pytest.mark.parametrize(("noise", "part"), [*(("distributed", part) for part in ALLOWED), ("central", "solver.sgd")])
+def test_a_private_run_that_every_policy_refuses_stops(noise, part, tmp_path):
+    """Before, its rounds went by without anybody training, and the run finished with the model that it began with."""
+    parts = tuple(name for name in ALLOWED if name != part)
+    grid = federation(DATA, softmax, policy=NodePolicy(only_sums=False, parts=parts))
+    with pytest.raises(TooFewClients, match="not among `parts` of its policy") as failure:
+        run(private(noise), grid, folder=tmp_path / "run")
+    assert "client-0" in str(failure.value)
+    if part != "solver.sgd":  # the nodes are told of it before anything is released
+        assert not any('"release"' in line for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines())
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["state"] == "failed"
+    assert "policy" in status["text"]
+
+
+@pytest.mark.filterwarnings("ignore:Nobody was trained")
+def test_a_round_whose_sum_is_lost_has_trained_nobody_and_is_not_published(tmp_path, caplog):
+    grid = federation(DATA, softmax)
+    grid.fault = lambda d: None if d.action == "train.masked" and "private update" in text_of(d.message) else d.answer()
+    with caplog.at_level("INFO", logger="flwr"):
+        found = run(private(), grid, rounds=1, folder=tmp_path / "run")
+    assert [report.trained for report in found.history.rounds] == [0]
+    lines = [record.getMessage() for record in caplog.records if "Round 1:" in record.getMessage()]
+    assert any("0 trained" in line for line in lines)
+    with pytest.raises(ConfigError, match="In no round"):
+        publish([tmp_path / "run"], tmp_path / "out")
+
+
+def test_the_log_leaves_out_losses_that_nobody_knows_and_counts_who_trained(caplog):
+    grid = federation(DATA, softmax)
+    grid.fault = lambda d: None if d.client == "client-2" and d.action == "train.masked" else d.answer()
+    with caplog.at_level("INFO", logger="flwr"):
+        run(private(risk=eq.risk.Mean()), grid, rounds=1, minimum=2)
+    text = "\n".join(record.getMessage() for record in caplog.records)
+    assert "nan" not in text
+    assert "Round 1: 2 trained" in text
+
+
+def test_more_rounds_than_the_noise_is_for_are_refused_and_change_nothing(tmp_path):
+    algorithm, folder = private(risk=eq.risk.Mean()), tmp_path / "run"
+    run(algorithm, federation(DATA, softmax), rounds=1, folder=folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    shown = CliRunner().invoke(app, ["extend", str(folder), "--rounds", "2"])
+    assert shown.exit_code != 0
+    assert isinstance(shown.exception, CheckpointError)
+    assert "calibrated for 1 rounds" in str(shown.exception)
+    with pytest.raises(CheckpointError, match="calibrated for 1 rounds"):
+        run(algorithm, federation(DATA, softmax), rounds=2, folder=folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert publish([folder], tmp_path / "out") == ["run"]
+
+
+def test_a_run_by_secure_sums_without_noise_may_have_more_rounds(tmp_path):
+    algorithm, folder = eq.Algorithm(privacy=P.SecureAggregation()), tmp_path / "run"
+    run(algorithm, federation(DATA, softmax), rounds=1, folder=folder)
+    assert give_order(folder, rounds=2).rounds == 2
+    assert len(run(algorithm, federation(DATA, softmax), rounds=1, folder=folder).history.rounds) == 2
+
+
+def test_privacy_that_nodes_would_refuse_is_refused_before_any_node_is_asked(tmp_path):
+    """Noise from a seed and Poisson cohorts: both are named in one message, and the folder is not begun."""
+    budget = P.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=1.0, noise="distributed")
+    algorithm = eq.Algorithm(privacy=budget)
+    grid = federation(DATA, softmax)
+    with pytest.raises(IncompatibleParts, match='source="system"') as failure:
+        run(algorithm, grid, folder=tmp_path / "run")
+    assert "Poisson" in str(failure.value)
+    assert "sampling.NodePoisson()" in str(failure.value)
+    assert not grid.log
+    assert not (tmp_path / "run").exists()
+
+
+def text_of(message):
+    return message.content["call"]["values"]
