@@ -167,7 +167,7 @@ def test_a_node_that_sends_odd_statistics_is_left_out(resnet, data):
 
 
 def test_privacy_is_refused_before_anybody_is_asked_for_work(resnet, data):
-    algorithm = eq.Algorithm(privacy=eq.privacy.DifferentialPrivacy(epsilon=5, delta=1e-3, clip=1.0))
+    algorithm = eq.Algorithm(privacy=eq.privacy.DifferentialPrivacy(epsilon=5, delta=1e-3, clip=1.0, source="system"))
     grid = federation(data, resnet)
     with pytest.raises(IncompatibleParts, match="with_group_norm"):
         federated(algorithm, grid, resnet)
