@@ -33,6 +33,7 @@ STOP, NO_STOP = "rule of early stopping", "none"
 METRICS = "metrics", "metrics' code"
 _OF_CODE = ("model's code", "loss's code", "error's code", "algorithm's own code", METRICS[1])
 _SEVERAL = (METRICS[0], "model's frozen parameters", "model's buffers", "training modes of frozen parts")
+NOISE = "privacy"
 CONSTANTS = "loss's constants"  # not compared: they say which one differs where the code of a loss does
 _LONG = 120  # characters of a text that is shown whole
 
@@ -49,7 +50,7 @@ def identity_of(setting: Setting) -> dict[str, str]:
     dropout = {DROPOUT: STREAM} if task.drops(setting.data) else {}
     modes = {"training modes of frozen parts": fingerprint(task.frozen_modes)} if task.frozen_modes else {}
     return (
-        ({"privacy": noise} if noise is not None else {})
+        ({NOISE: noise} if noise is not None else {})
         | ({STOP: repr(setting.stop)} if setting.stop is not None else {})
         | modes
         | dropout
@@ -115,6 +116,12 @@ def refuse_other_run(path: Path, saved: Mapping[str, str], given: Mapping[str, s
             raise CheckpointError(
                 f"{path} is the checkpoint of another run: {_other_code(name, saved, given)}. Give the same again, or start a "
                 "new run with another file."
+            )
+        if name == NOISE:
+            raise CheckpointError(
+                f"{path} is the checkpoint of another run: its privacy is not what it is here. Noise is calibrated for the "
+                "number of rounds, so a private run cannot have more of them. Give the same rounds and privacy again, or start "
+                "a new run with another file."
             )
         there, here = _differing_parts(saved[name], value)
         raise CheckpointError(
