@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from equipoise.errors import require, require_integer
 from equipoise.metrics import PERCENTILES, Summary, percentile
 from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of, trivial_name, trivial_summary
-from equipoise.report.text.phrases import listed, remarks
+from equipoise.report.text.phrases import capital, listed, remarks
 
 if TYPE_CHECKING:
     from equipoise.result import RunRecord
@@ -128,9 +128,7 @@ def _has(run: RunRecord, column: str) -> bool:
 def _caption(methods: Mapping[str, Sequence[RunRecord]], column: str, percent: bool) -> str:
     """What the table is of: the column, the clients and the seeds."""
     first, seeds = next(iter(methods.values()))[0], max(map(len, methods.values()))
-    what = "Loss" if first.error_is_loss else "Error"
-    if column != "error":
-        what = "Loss" if column == "loss" else column
+    what = {"error": capital(first.measured), "loss": "Loss"}.get(column, column)
     better = " (more is better)" if first.clients.higher_is_better.get(column) else ""
     over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
     return f"{what}{' in %' if percent else ''}{better} over {first.summary().who}{over}"
