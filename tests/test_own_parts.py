@@ -84,6 +84,26 @@ class OnlyTotal:
         return weights.to(updates) @ updates
 
 
+class OwnRate(eq.solvers.SGD):
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        weights.sub_(0.01 * gradient)
+
+
+def doubling(losses, base_weights, *, clients=None, state=None):
+    losses.mul_(2)
+    return RiskValue((base_weights * losses).sum() / 2, base_weights, state)
+
+
+@dataclass(frozen=True)
+class Medoid:
+    """A good aggregator whose choice between two updates is a tie."""
+
+    linear = False
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        return updates[torch.cdist(updates, updates).sum(1).argmin()], state
+
+
 class Standing(eq.solvers.SGD):
     def learning_rate(self, round_index):
         return 0.0
@@ -136,6 +156,8 @@ class Doubling(eq.sampling.Uniform):
         ({"risk": without_clients}, "risk must keep the law that it can be called as risk(losses, base_weights, clients="),
         ({"risk": only_weights}, "risk must keep the law that a risk returns a RiskValue"),
         ({"aggregator": OnlyTotal()}, "aggregator must keep the law that it returns two things, the total and its state"),
+        ({"risk": doubling}, "risk must keep the law that a risk does not write to the losses or weights"),
+        ({"solver": OwnRate()}, "Found: lr has none"),
         ({"solver": NotInPlace()}, "solver must keep the law that steps with gradients other than zero move the parameters"),
         ({"solver": SignSGD(prox=1.0)}, "solver must keep the law that every option that is set changes the step"),
         ({"solver": SignSGD(momentum=0.9, weight_decay=1e-4)}, "momentum=0.9, weight_decay=0.0001 have none"),
@@ -195,7 +217,7 @@ def test_checks_find_what_the_trial_finds():
 
 
 def test_a_step_that_uses_its_options_is_taken(ragged):
-    train(ragged, solver=SignProx(prox=1e-6))
+    train(ragged, solver=SignProx(prox=1e-6), aggregator=Medoid())
 
 
 def test_good_parts_are_not_touched_by_their_trial(ragged):

@@ -102,7 +102,11 @@ def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int) -> None
     losses, alpha = (torch.tensor(values, dtype=torch.float64) for values in ([0.5, 1.5], [0.3, 0.7]))
 
     def at(values: Tensor, weights: Tensor = alpha, ids: tuple[str, ...] = (clients[0], clients[1])) -> Any:
-        return risk(values, weights, clients=ids, state=None)
+        given = values.clone(), weights.clone()
+        result = risk(*given, clients=ids, state=None)
+        kept = torch.equal(given[0], values) and torch.equal(given[1], weights)
+        _hold(kept, "a risk does not write to the losses or weights that it is given", given[0].tolist())
+        return result
 
     first = at(losses)
     _hold(isinstance(first, RiskValue), "a risk returns a RiskValue", type(first).__name__)
@@ -164,14 +168,14 @@ def _try_solver(solver: Any) -> None:
     _hold(not ignored, HAS_EFFECT, f"{', '.join(ignored)} {'has' if len(ignored) == 1 else 'have'} none")
 
 
-def _some_steps(solver: Any) -> tuple[Tensor, Tensor]:
+def _some_steps(solver: Any, lr: float = 0.1) -> tuple[Tensor, Tensor]:
     """The parameters of a client before and after a few steps."""
     traits, gen = solver_traits(solver), torch.Generator().manual_seed(1)
     weights, anchor = torch.randn(2, 8, generator=gen)
     before, memory = weights.clone(), solver.begin(weights)
     for number in range(1, 1 + max(3, traits.repeats)):
         told = {"number": number} if traits.numbered else {}
-        solver.step(weights, torch.randn(8, generator=gen), memory, anchor=anchor, lr=0.1, **told)
+        solver.step(weights, torch.randn(8, generator=gen), memory, anchor=anchor, lr=lr, **told)
     return before, weights
 
 
@@ -185,6 +189,8 @@ def ignored_options(solver: Any) -> list[str]:
     if not issubclass(kind, LocalOptimizer) or not is_of_user(kind.step):
         return []
     found, given = [], vars(solver)
+    if torch.equal(_some_steps(solver, 0.1)[1], _some_steps(solver, 0.2)[1]):
+        found.append("lr")
     for name, strong in _STRONG.items():
         value = given.get(name, 0.0)
         if not value:
@@ -200,8 +206,9 @@ def ignored_options(solver: Any) -> list[str]:
 
 def _try_aggregator(aggregator: Any) -> None:
     _accepts(aggregator, "aggregator(updates, weights, losses=…, state=…)", 0, 0, losses=None, state=None)
-    updates = torch.tensor([[1.0, -2.0, 0.5], [3.0, 1.0, -1.0]], dtype=torch.float64)
-    weights, losses = torch.tensor([0.25, 0.75], dtype=torch.float64), torch.tensor([0.5, 1.5], dtype=torch.float64)
+    # Three, since of two updates none is more central than the other.
+    updates = torch.tensor([[1.0, -2.0, 0.5], [3.0, 1.0, -1.0], [2.0, -1.5, 4.0]], dtype=torch.float64)
+    weights, losses = (torch.tensor(values, dtype=torch.float64) for values in ([0.25, 0.5, 0.25], [0.5, 1.5, 1.0]))
 
     def total(rows: Tensor, places: list[int]) -> Tensor:
         given = aggregator(rows.clone(), weights[places].clone(), losses=losses[places].clone())
@@ -209,15 +216,15 @@ def _try_aggregator(aggregator: Any) -> None:
         _hold(good, "it returns two things, the total and its state", type(given).__name__)
         return given[0]  # type: ignore[no-any-return]
 
-    both = total(updates, [0, 1])
-    _hold(both.shape == (3,), "the total has the shape of one update", tuple(both.shape))
-    moved = total(updates.flip(0), [1, 0])
-    _hold(_close(moved, both), "the order of clients does not matter", (both.tolist(), moved.tolist()))
-    nothing = total(torch.zeros_like(updates), [0, 1])
+    every = total(updates, [0, 1, 2])
+    _hold(every.shape == (3,), "the total has the shape of one update", tuple(every.shape))
+    moved = total(updates.flip(0), [2, 1, 0])
+    _hold(_close(moved, every), "the order of clients does not matter", (every.tolist(), moved.tolist()))
+    nothing = total(torch.zeros_like(updates), [0, 1, 2])
     _hold(bool((nothing == 0).all()), "zero updates give a zero total", nothing.tolist())
     if aggregator.linear:
-        parts = total(updates[:1], [0]) + total(updates[1:], [1])
-        _hold(_close(parts, both), "a linear total is the sum of its chunks' totals", (both.tolist(), parts.tolist()))
+        parts = total(updates[:1], [0]) + total(updates[1:], [1, 2])
+        _hold(_close(parts, every), "a linear total is the sum of its chunks' totals", (every.tolist(), parts.tolist()))
 
 
 def _try_server(server: Any) -> None:
