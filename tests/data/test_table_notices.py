@@ -492,3 +492,16 @@ def test_epsilon_says_that_the_schema_is_not_covered(tmp_path):
     assert words in result.report(tmp_path / "report.html").read_text(encoding="utf-8")
     result.save(tmp_path / "run")
     assert str(read_record(tmp_path / "run").epsilon) == str(result.epsilon)
+
+
+def test_times_of_day_and_dates_are_not_mixed_and_an_empty_column_of_dates_is_taken():
+    rows = {"site": [f"s{k % 4}" for k in range(40)], "y": [k % 2 for k in range(40)], "x": [0.1 * k for k in range(40)]}
+    texts = {"d": [f"2024-05-{1 + k % 28:02}" for k in range(40)], "t": [f"{k % 24:02}:30" for k in range(40)]}
+    schema = eq.data.from_frame(pd.DataFrame(rows | texts), client="site", target="y", split_by="examples", test=0.2).schema
+    new = {"x": [0.0], "d": ["2024-05-05"], "t": ["10:30"]}
+    schema.transform(pd.DataFrame(new))
+    schema.transform(pd.DataFrame(new | {"d": [float("nan")]}))  # as pandas reads an empty column
+    with pytest.raises(InvalidData, match="'d' holds times of day, but training had dates"):
+        schema.transform(pd.DataFrame(new | {"d": ["10:30"]}))
+    with pytest.raises(InvalidData, match="'t' holds dates, but training had times of day"):
+        schema.transform(pd.DataFrame(new | {"t": ["2024-05-05"]}))

@@ -238,6 +238,8 @@ class TableColumn:
             if (dates := self.as_dates()) is not self:
                 return dates.days()
             return self._parsed(_days_of_text, "date (write it as 2026-11-16)")
+        if kind == "number" and bool(np.isnan(self.numbers()).all()):  # an empty column, as pandas reads it
+            kind = None
         if kind not in ("date", None):
             raise InvalidData(f"{self} holds {self.values.type}, but dates are expected.")
         if kind is None:

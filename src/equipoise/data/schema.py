@@ -123,6 +123,8 @@ class ColumnRule:
             return [each.astype(np.float32) for each in (*hot, *([codes == MISSING] if self.indicator else []))], unseen
         values = _numbers(column, self.kind)
         gaps = np.isnan(values)
+        if self.kind == "date":
+            self._refuse_mix(column, values[~gaps])
         filled = np.where(gaps, self.median, values)
         with np.errstate(over="ignore"):
             scaled = ((filled - self.mean) / self.deviation if self.deviation else filled * 0).astype(np.float32)
@@ -130,6 +132,14 @@ class ColumnRule:
             found = f"row {column.row(far)} holds {values[far][0]:g}"
             raise InvalidData(f"{column}, {found}, too far from the mean {self.mean:g} of training. Repair it.")
         return ([scaled, gaps.astype(np.float32)] if self.indicator else [scaled]), set()
+
+    def _refuse_mix(self, column: TableColumn, days: NDArray[np.float64]) -> None:
+        """Refuse times of day where training had dates, and the reverse: as days, times lie between 0 and 1."""
+        times = 0 <= self.median < 1
+        if times and not ((days >= 0) & (days < 1)).all():
+            raise InvalidData(f"{column} holds dates, but training had times of day. Repair it.")
+        if not times and len(days) and ((days > 0) & (days < 1)).all():
+            raise InvalidData(f"{column} holds times of day, but training had dates. Write dates as 2026-11-16.")
 
     def codes_of(self, column: TableColumn) -> tuple[NDArray[np.int64], set[str]]:
         """The codes (N,): 0 for a category that training did not have, 1 for missing, then the others; and those unseen."""
