@@ -31,6 +31,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ CHOSEN = ("FedAvg", "FedProx", "Δ-FL 0.5", *CHEAP)  # rows whose rate is chosen
 SLOW = ("pFedMe", "APFL", "Per-FedAvg")  # a round takes four to nine times as long as one of FedAvg
 LONG = ("Ditto, 1,000 rounds", "FedPer, 1,000 rounds", "FedAvg, 1,000 rounds")
 CONVNET_FIRST = ("FedAvg", "Δ-FL 0.8", "Δ-FL 0.5", "Δ-FL 0.1")
+TEXTS = ("stackoverflow-lstm", "clothing-lstm")
 MEMORY = Path("/dev/shm")  # noqa: S108  checkpoints of many runs would keep a disk busy
 GRACE = 25.0  # seconds that workers have to end after the time is over
 
@@ -70,15 +72,18 @@ class Job:
 def jobs() -> Iterator[Job]:
     """All jobs: the longest of the wanted ones first."""
     three, five = (0, 1, 2), (0, 1, 2, 3, 4)
-    first, second = PFLLIB
     mimic = [m.name for m in EXPERIMENTS["bucketing-mnist-mimic"].methods]
     # The rows of mimics are the label-sorted ones of the first table.
     attacks = [m.name for m in EXPERIMENTS["bucketing-mnist-attacks"].methods if "mimic" not in m.name]
     tail = [m.name for m in EXPERIMENTS["emnist-tail"].methods]
     others = tuple(m.name for m in EXPERIMENTS["emnist-convnet"].methods if m.name not in CONVNET_FIRST)
-    yield from (Job(first, (name,), (0,)) for name in LONG)
-    yield from (Job(table, (name,), (seed,)) for name in SLOW for seed in three for table in PFLLIB)
+    texts = {table: [m.name for m in EXPERIMENTS[table].methods] for table in TEXTS}
+    yield from (Job(table, (name,), (0,)) for table in PFLLIB for name in LONG)
     yield from (Job("delta-fl-finetuning", CONVNET_FIRST, (seed,)) for seed in five)
+    # FedProx has a solver of its own; all other rows of a table are one batch.
+    yield from (Job(table, tuple(n for n in names if n != "FedProx"), five, "float32") for table, names in texts.items())
+    yield from (Job(table, ("FedProx",), five, "float32") for table in texts)
+    yield from (Job(table, (name,), (seed,)) for name in SLOW for seed in three for table in PFLLIB)
     yield from (Job(table, (name,), (), kind="candidates") for table in PFLLIB for name in CHOSEN)
     yield from (Job(table, ("FedAvg", "Δ-FL 0.5"), three) for table in PFLLIB)
     yield from (Job(table, ("FedProx",), three) for table in PFLLIB)
@@ -86,10 +91,12 @@ def jobs() -> Iterator[Job]:
     yield from (Job("bucketing-mnist-mimic", (name,), three) for name in mimic)
     yield from (Job("emnist-convnet", CONVNET_FIRST, (seed,)) for seed in five)
     yield from (Job("emnist-tail", tuple(pair), five, "float32") for pair in zip(tail[::2], tail[1::2], strict=True))
-    yield from (Job(table, (name,), (seed,), kind="chosen") for seed in three for table in PFLLIB for name in CHOSEN)
-    yield from (Job("bucketing-mnist-attacks", (name,), (0,)) for name in attacks)
+    chosen = [Job(table, (name,), (seed,), kind="chosen") for seed in three for table in PFLLIB for name in CHOSEN]
+    sorted_labels = [Job("bucketing-mnist-attacks", (name,), (0,)) for name in attacks]
+    yield from (job for pair in zip_longest(chosen, sorted_labels) for job in pair if job is not None)
     yield from (Job("emnist-convnet", others, (seed,)) for seed in five)
-    yield from (Job(second, (name,), (0,)) for name in LONG)
+    yield from (Job(table, (name,), (), kind="candidates") for table in PFLLIB for name in SLOW)
+    yield from (Job(table, (name,), (seed,), kind="chosen") for seed in three for table in PFLLIB for name in SLOW)
     yield from (Job("bucketing-mnist-attacks", (name,), (1, 2)) for name in attacks)
 
 
@@ -138,7 +145,9 @@ def runs_of(job: Job, given: argparse.Namespace) -> ExperimentRuns:
 
 
 def can_be_made(job: Job, given: argparse.Namespace) -> bool:
-    """Whether the rates that a job needs were chosen."""
+    """Whether the files and the chosen rates that a job needs are there."""
+    if not all(any((given.data / name).exists() for name in need.names) for need in EXPERIMENTS[job.table].needs):
+        return False
     return job.kind != "chosen" or set(job.methods) <= chosen_rates(runs_of(replace(job, kind="table"), given)).keys()
 
 

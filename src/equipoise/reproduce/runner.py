@@ -273,8 +273,10 @@ class ExperimentRuns:
         return SeededRun(method.name, self.entry.algorithm(method, self.scale, lr), seed, model, data)
 
     def data_key(self, seed: int, method: Method) -> tuple[object, ...]:
-        """What is the same for runs that share their data."""
-        return (0 if self.entry.same_data else seed, json.dumps(dict(method.variant), sort_keys=True))
+        """What is the same for runs that share their data. Clients of a smaller scale are drawn again for each seed."""
+        drawn = self.scale.train_clients is not None or self.scale.test_clients is not None
+        same = self.entry.same_data and not drawn
+        return (0 if same else seed, json.dumps(dict(method.variant), sort_keys=True))
 
     def data(self, method: Method, seed: int) -> FederatedData:
         """The data of a method for a seed, cut to the size of the scale."""
