@@ -259,6 +259,30 @@ class NotTold(eq.solvers.Adam):
         weights.sub_(lr * gradient)
 
 
+class OneTensor(eq.solvers.SGD):
+    """Momentum whose memory is a tensor, and no tuple."""
+
+    def begin(self, weights):
+        return torch.zeros_like(weights)
+
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        memory.mul_(0.9).add_(gradient)
+        weights.sub_(lr * memory)
+
+
+class ByName(OneTensor):
+    def begin(self, weights):
+        return {"momentum": torch.zeros_like(weights)}
+
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        super().step(weights, gradient, memory["momentum"], anchor=anchor, lr=lr)
+
+
+class NoMemory(eq.solvers.SGD):
+    def begin(self, weights):
+        return None
+
+
 class NoAnswer:
     def begin(self, params):
         return None
@@ -282,6 +306,7 @@ LOST = "lost"
         ("risk", lambda losses, alpha, clients=None, state=None: RiskValue(1.0, alpha, None), "are tensors", "as_tensor"),
         ("solver", NotTold(), "it can be called as step(", "Add the parameter `number`"),
         ("solver", torch.optim.SGD, "is an object, and no class", "Write SGD"),
+        ("solver", OneTensor(), "memory that begin returns is a tuple of tensors", "Return e.g. (torch.zeros_like(weights),)"),
         ("solver", LOST, "a solver has batch_size, local_steps", "Extend solvers.SGD"),
         ("server_optimizer", NoAnswer(), "two things, the next parameters and the next state", "Tensor"),
         ("server_optimizer", LOST, "has begin, step", "no begin, step"),
@@ -317,3 +342,17 @@ def test_an_aggregator_that_needs_several_clients_is_checked_with_as_many():
 def test_an_observer_that_hears_nothing_is_refused(observer, ragged):
     with pytest.raises(InvalidParameter, match=r"observers must be objects with a method.*equipoise\.types\.Observer"):
         eq.train(eq.models.Softmax(4, 3), ragged, rounds=1, clients_per_round=4, observers=[observer])
+
+
+@pytest.mark.parametrize("solver", [OneTensor(), ByName(), NoMemory()], ids=lambda solver: type(solver).__name__)
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "in FedDane"])
+def test_a_memory_that_is_no_tuple_is_refused_in_every_engine(solver, engine, inside, ragged):
+    algorithm = eq.Algorithm(solver=eq.solvers.FedDane(solver) if inside else solver)
+    with pytest.raises(InvalidParameter, match=r"memory that begin returns is a tuple of tensors.*zeros_like.*\[EQ121\]"):
+        eq.train(eq.models.Softmax(4, 3), ragged, algorithm, rounds=1, clients_per_round=4, engine=engine, progress=False)
+
+
+def test_a_personal_solver_of_ones_own_is_tried(ragged):
+    with pytest.raises(InvalidParameter, match="memory that begin returns is a tuple of tensors"):
+        train(ragged, personal=eq.personal.Ditto(solver=OneTensor()))

@@ -30,6 +30,7 @@ RISK_CALL = "risk(losses, base_weights, clients=…, state=…)"
 AGGREGATOR_CALL = "aggregator(updates, weights, losses=…, state=…)"
 SERVER_CALL = "step(params, total, state)"
 SAMPLER_CALL = "sampler(round_index, alpha, clients_per_round=…, seed=…)"
+IS_MEMORY = "the memory that begin returns is a tuple of tensors, each shaped like the parameters"
 ARE_TENSORS = "the value and the weights of a risk are tensors"
 TWO_THINGS = "it returns two things, the total and its state"
 _STRONG = {"momentum": 0.9, "weight_decay": 1e3, "prox": 1e3}  # options of SGD that a step of one's own may forget
@@ -62,6 +63,7 @@ def try_own_parts(algorithm: Algorithm, clients: Sequence[str], alpha: Tensor, c
         "sampler": lambda part: _try_sampler(part, alpha, clients_per_round, seed),
     }
     parts: list[tuple[str, Any]] = [(name, vars(algorithm)[name]) for name in trials]
+    parts += [("solver", inside) for inside in (_wrapped(algorithm.solver), algorithm.traits.personal.solver)]
     for name, part in parts:
         if part is None or not is_of_user(part):
             continue
@@ -75,6 +77,12 @@ def try_own_parts(algorithm: Algorithm, clients: Sequence[str], alpha: Tensor, c
             raise InvalidParameter(name, rule, part, fix) from None
         except Exception:  # noqa: S112 — the run raises it again, where it belongs
             continue
+
+
+def _wrapped(solver: Any) -> Any:
+    """The solver inside all that wrap it (FedDane, SCAFFOLD): the one that takes the steps. None if nothing wraps it."""
+    inside = solver_traits(solver).solver
+    return None if inside is None else _wrapped(inside) or inside
 
 
 def _copied(part: Any) -> Any:
@@ -157,6 +165,11 @@ def _try_outliers(risk: Any, clients: Sequence[str]) -> None:
         _hold(bool((weights >= 0).all()), "weights are finite and not negative", shown)
 
 
+def is_memory(memory: object, weights: Tensor) -> bool:
+    """Whether what a solver's `begin` returned for parameters is a tuple of tensors of their shape."""
+    return isinstance(memory, tuple) and all(isinstance(each, Tensor) and each.shape == weights.shape for each in memory)
+
+
 def step_call(told: Any) -> str:
     """How a solver's step is called; `told` holds the number of the step if the solver is told it."""
     return f"step(weights, gradient, memory, anchor=…, lr=…{', number=…' * bool(told)})"
@@ -175,6 +188,8 @@ def _try_solver(solver: Any) -> None:
     _accepts(solver.step, step_call(told), 0, 0, 0, anchor=0, lr=0, **told)
     together, gradient, anchor = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0)).unbind()
     alone, given = together.clone(), gradient.clone()
+    memory = solver.begin(together)
+    _hold(is_memory(memory, together), IS_MEMORY, f"{type(memory).__name__}; return e.g. (torch.zeros_like(weights),)")
     solver.step(together, given, solver.begin(together), anchor=anchor, lr=lr, **told)
     _hold(torch.equal(given, gradient), "a step does not write to the gradient it is given", given.tolist())
     for k in range(2):

@@ -15,10 +15,10 @@ from equipoise.core.rng import torch_generator
 from equipoise.engines import Loop
 from equipoise.errors import is_number
 from equipoise.observers import Run, hears_something
-from equipoise.runs.own_parts import HAS_EFFECT, MOVES, ignored_options, step_call
+from equipoise.runs.own_parts import HAS_EFFECT, IS_MEMORY, MOVES, ignored_options, is_memory, step_call
 from equipoise.solvers.client_steps import memory_of, rows_of
 from equipoise.solvers.prepared import AdjustedSolver
-from equipoise.testing.laws import accepts, agree, check_of, has, hold, unchanged
+from equipoise.testing.laws import accepts, agree, check_of, has, hold, unchanged, without_error
 from equipoise.testing.small_run import draw_everyone, make_small_task, prepare_solver
 from equipoise.train import train
 from equipoise.types import LocalSolver, Observer, Schedule, ServerState
@@ -76,6 +76,10 @@ def _check_form(solver: LocalSolver) -> None:
     told = _told(solver, 1)
     cure = "Add the parameter `number` to step, or set `numbered = False` in the class." if told else ""
     accepts(solver, solver.step, step_call(told), (0, 0, 0), cure, anchor=0, lr=0, **told)
+    for weights in (torch.zeros(5), torch.zeros(3, 5)):
+        with without_error(solver, IS_MEMORY):
+            memory = solver.begin(weights)
+        hold(is_memory(memory, weights), solver, IS_MEMORY, type(memory).__name__, "Return e.g. (torch.zeros_like(weights),).")
 
 
 class _WatchCorrection(Observer):
