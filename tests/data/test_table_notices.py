@@ -255,8 +255,32 @@ def test_dates_as_text_in_the_target():
     assert load(frame, target_kind="classes").classes == COUNT
 
 
-def test_empty_cells_and_other_text_keep_dates_text():
-    for odd in ("", "NA", 'say "when"', "a\nb"):
+@pytest.mark.parametrize("odd", ["", " ", "NA", "n/a", "NaN", "NaT", "None", "null", "<NA>"])
+def test_blanks_and_na_among_dates_are_missing_in_a_frame_as_in_a_file(tmp_path, odd):
+    cells = [odd if row % 10 == 0 else str(DAY + row) for row in ROW]
+    frame = FRAME.assign(a=cells)
+    made = [as_csv(tmp_path, frame), load(frame), load(pl.from_pandas(frame))]
+    assert {kind_of(data) for data in made} == {("date", "scaled")}
+    assert made[0].schema == made[1].schema == made[2].schema
+    assert made[0].schema.columns[0].indicator  # of what is missing
+    made += [load(FRAME.assign(a=[None if cell == odd else cell for cell in cells]))]  # as an owner would write it
+    assert len({replace(data, name="table").fingerprint for data in made}) == 1
+    schema, first = made[0].schema, FRAME[:1].assign(a=odd)  # a single row that is missing
+    assert schema.transform(first).equal(schema.transform(FRAME[:1].assign(a=pd.Series([None], dtype=object))))
+    frame.sort_values("c", kind="stable").to_csv(tmp_path / "t.csv", index=False)
+    store = eq.data.write_table_store(tmp_path / "t.csv", tmp_path / "store", **BOTH, memory=0, test=0.0)
+    assert eq.data.open_store(store).schema.columns[0].kind == "date"
+
+
+def test_na_among_numbers_as_text_is_missing_where_numbers_are_asked_for(tmp_path):
+    cells = ["NA" if row % 10 == 0 else " " if row == 1 else str(row) for row in ROW]
+    asked = load(FRAME.assign(a=cells), kinds={"a": "number"})
+    expected = load(FRAME.assign(a=[np.nan if not cell.isdecimal() else float(cell) for cell in cells]))
+    assert asked.fingerprint == expected.fingerprint
+
+
+def test_other_text_keeps_dates_text():
+    for odd in ("-", 'say "when"', "a\nb"):
         cells = [odd if row % 10 == 0 else f"2020-01-0{row % 3 + 1}" for row in ROW]
         with pytest.warns(EquipoiseNotice, match="Nearly all are dates, but row 0"):
             assert kind_of(load(FRAME.assign(a=cells)))[0] == "category"
