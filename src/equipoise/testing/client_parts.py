@@ -43,7 +43,7 @@ def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
     clients take part. A solver that is prepared anew for each round is checked as it is prepared for the first round of a
     small run.
     """
-    if not hasattr(solver, "prepare"):
+    if solver_traits(solver).prepare is None:
         _check_form(solver)
     task, data = make_small_task(seed)
     engine, params = Loop().start(task, data), task.layout.read(task.module)

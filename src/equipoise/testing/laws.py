@@ -14,6 +14,7 @@ from typing import Any, ParamSpec
 import torch
 from torch import Tensor
 
+from equipoise.core.abilities import is_part
 from equipoise.errors import EquipoiseError, InvalidParameter
 from equipoise.runs.own_parts import refused_call
 
@@ -87,7 +88,7 @@ def has(part: object, kind: str, *needed: str, cure: str = "") -> None:
     """Raise LawBroken unless a part is an object with these attributes."""
     fix = f"Write {part.__name__}(…)." if isinstance(part, type) else ""
     hold(not isinstance(part, type), part, f"{kind} is an object, and no class", cure=fix)
-    missing = [name for name in needed if not hasattr(part, name)]
+    missing = [name for name in needed if not is_part(part, name)]
     hold(not missing, part, f"{kind} has {', '.join(needed)}", f"no {', '.join(missing)}", cure)
 
 
