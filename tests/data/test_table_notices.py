@@ -382,11 +382,29 @@ def test_identifiers_of_a_small_table_are_refused():
         load(FRAME.assign(a=[f"1,{row:03d}" for row in ROW]))
 
 
-@pytest.mark.parametrize("values", [ROW, 1000 + ROW[::-1], 7 + 2 * ROW - ROW % 2, np.random.default_rng(0).permutation(COUNT)])
-def test_numbers_of_rows_get_a_notice(values):
+KEYS = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ROW,
+        1000 + ROW[::-1],
+        7 + 2 * ROW - ROW % 2,
+        3 * ROW,
+        KEYS.permutation(COUNT),
+        100_000 + KEYS.choice(900_000, COUNT, replace=False),  # random keys, with wide gaps
+        KEYS.integers(0, 2**63 - 1, COUNT),
+        np.where(ROW == 9, 100, 100 + ROW),  # one of them twice
+        pd.array([None, *range(1, COUNT)], dtype="Int64"),
+    ],
+    ids=["from 0", "down", "gaps", "by 3", "shuffled", "random", "64 bits", "twice", "missing"],
+)
+def test_identifiers_of_rows_get_a_notice(values):
     frame = FRAME.assign(receipt_id=values)
     words = (
-        r"column 'receipt_id' holds 60 different whole numbers from \d+ to \d+, one for each row\. It is used as a number\. If "
+        r"column 'receipt_id' holds (60|59) different whole numbers from \d+ to \d+, (one for each row|in 60 rows)\. It is used"
+        r" as a number\. If "
         r"it is an identifier, leave it out: kinds=\{'receipt_id': 'left out'\}; else kinds=\{'receipt_id': 'number'\}\."
     )
     with pytest.warns(EquipoiseNotice, match=words) as told:
@@ -401,10 +419,15 @@ def test_numbers_of_rows_get_a_notice(values):
     [
         ROW * 1.0,  # floating numbers
         ROW // 2,  # repeated
-        3 * ROW,  # wide gaps
         ROW**2,
-        pd.array([None, *range(1, COUNT)], dtype="Int64"),
+        1960 + ROW,  # a year for each row
+        ROW[::-1] + 18,  # an age for each row
+        KEYS.poisson(40, COUNT),
+        np.exp(KEYS.normal(10, 1, COUNT)).astype(int),  # inhabitants of towns
+        KEYS.normal(250_000, 30_000, COUNT).astype(int),  # cells in a drop of blood
+        pd.array([None] * 5 + list(range(5, COUNT)), dtype="Int64"),
     ],
+    ids=["floating", "repeated", "squares", "years", "ages", "counts", "inhabitants", "cells", "missing"],
 )
 def test_measurements_are_no_identifiers(values):
     assert kind_of(load(FRAME.assign(v=values)), "v") == ("number", "scaled")
