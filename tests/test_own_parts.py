@@ -231,3 +231,128 @@ def test_a_trial_is_quick(ragged):
     began = time.perf_counter()
     eq.runs.own_parts.try_own_parts(eq.Algorithm(**parts), ragged.train.ids, torch.full((8,), 1 / 8), 4, 0)
     assert time.perf_counter() - began < 0.5
+
+
+# --------------------------------------------------------------------------------------------- what is no part, or raises
+
+
+@dataclass(frozen=True)
+class NeedsFive:
+    """Takes no fewer than five updates, as Krum does."""
+
+    linear: bool = False
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        if len(updates) < 5:
+            raise ValueError("five at least")
+        return updates.median(0).values if not self.linear else weights.to(updates) @ updates, state
+
+
+def needs_five(losses, base_weights, *, clients=None, state=None):
+    if len(losses) < 5:
+        raise ValueError("five at least")
+    return RiskValue(base_weights @ losses, base_weights, state)
+
+
+class NotTold(eq.solvers.Adam):
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        weights.sub_(lr * gradient)
+
+
+class OneTensor(eq.solvers.SGD):
+    """Momentum whose memory is a tensor, and no tuple."""
+
+    def begin(self, weights):
+        return torch.zeros_like(weights)
+
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        memory.mul_(0.9).add_(gradient)
+        weights.sub_(lr * memory)
+
+
+class ByName(OneTensor):
+    def begin(self, weights):
+        return {"momentum": torch.zeros_like(weights)}
+
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        super().step(weights, gradient, memory["momentum"], anchor=anchor, lr=lr)
+
+
+class NoMemory(eq.solvers.SGD):
+    def begin(self, weights):
+        return None
+
+
+class NoAnswer:
+    def begin(self, params):
+        return None
+
+    def step(self, params, total, state):
+        return params + total
+
+
+LOST = "lost"
+
+
+@pytest.mark.parametrize(
+    ("check", "part", "law", "cure"),
+    [
+        ("aggregator", NeedsFive(linear=True), "combines any number of updates", "Set linear = False"),
+        ("aggregator", lambda updates, weights, **_: (weights @ updates, None), "aggregator has __call__, linear", "a class"),
+        ("aggregator", NeedsFive, "is an object, and no class", "Write NeedsFive"),
+        ("aggregator", OnlyTotal(), "two things, the total and its state", "Tensor"),
+        ("risk", needs_five, "a cohort of any size, also one client", "a round may have few clients"),
+        ("risk", without_clients, "it can be called as risk(losses, base_weights, clients=", "clients"),
+        ("risk", lambda losses, alpha, clients=None, state=None: RiskValue(1.0, alpha, None), "are tensors", "as_tensor"),
+        ("solver", NotTold(), "it can be called as step(", "Add the parameter `number`"),
+        ("solver", torch.optim.SGD, "is an object, and no class", "Write SGD"),
+        ("solver", OneTensor(), "memory that begin returns is a tuple of tensors", "Return e.g. (torch.zeros_like(weights),)"),
+        ("solver", LOST, "a solver has batch_size, local_steps", "Extend solvers.SGD"),
+        ("server_optimizer", NoAnswer(), "two things, the next parameters and the next state", "Tensor"),
+        ("server_optimizer", LOST, "has begin, step", "no begin, step"),
+        ("sampler", lambda index, alpha, **_: None, "a sampler returns a Cohort", "NoneType"),
+        ("averaging", LOST, "has begin, update, iterate", "no begin"),
+        ("schedule", lambda: 1.0, "answers every call of its contract", "Write schedule(index)"),
+        ("observer", LOST, "has a method such as on_round", "Extend equipoise.types.Observer"),
+        ("attack", LOST, "an attack has share, seed", "no share, seed"),
+        ("personalisation", LOST, "has width, begin, work, models", "no width"),
+        ("quantile_source", lambda losses, weights, tail: losses.max(), "has __call__, reads_losses", "no reads_losses"),
+        ("clip_rule", LOST, "has ratio, next_bound", "no ratio"),
+        ("engine", "loop", "an engine has start", "Simulator()"),
+    ],
+)  # fmt: skip
+def test_a_check_names_the_law_and_the_cure_for_what_is_no_part(check, part, law, cure):
+    with pytest.raises(eq.testing.LawBroken) as caught:
+        getattr(eq.testing, f"check_{check}")(part)
+    assert "breaks the law: " in str(caught.value)
+    assert law in str(caught.value)
+    assert cure in str(caught.value)
+    assert str(caught.value).endswith("[EQ900]")
+
+
+def test_an_aggregator_that_needs_several_clients_is_checked_with_as_many():
+    eq.testing.check_aggregator(NeedsFive())
+    with pytest.raises(eq.testing.LawBroken, match=r"updates of 4 clients.*five at least.*check_aggregator\(…, clients=…\)"):
+        eq.testing.check_aggregator(NeedsFive(), clients=4)
+    with pytest.raises(InvalidParameter, match="EQ1"):  # a part of the library's own refuses with its own fix
+        eq.testing.check_aggregator(eq.aggregators.Krum(4), clients=4)
+
+
+@pytest.mark.parametrize("observer", [print, object(), eq.observers.History], ids=["function", "object", "class"])
+def test_an_observer_that_hears_nothing_is_refused(observer, ragged):
+    with pytest.raises(InvalidParameter, match=r"observers must be objects with a method.*equipoise\.types\.Observer"):
+        eq.train(eq.models.Softmax(4, 3), ragged, rounds=1, clients_per_round=4, observers=[observer])
+
+
+@pytest.mark.parametrize("solver", [OneTensor(), ByName(), NoMemory()], ids=lambda solver: type(solver).__name__)
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "in FedDane"])
+def test_a_memory_that_is_no_tuple_is_refused_in_every_engine(solver, engine, inside, ragged):
+    algorithm = eq.Algorithm(solver=eq.solvers.FedDane(solver) if inside else solver)
+    with pytest.raises(InvalidParameter, match=r"memory that begin returns is a tuple of tensors.*zeros_like.*\[EQ121\]"):
+        eq.train(eq.models.Softmax(4, 3), ragged, algorithm, rounds=1, clients_per_round=4, engine=engine, progress=False)
+
+
+def test_a_personal_solver_of_ones_own_is_tried(ragged):
+    with pytest.raises(InvalidParameter, match="memory that begin returns is a tuple of tensors"):
+        train(ragged, personal=eq.personal.Ditto(solver=OneTensor()))

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from equipoise.core.abilities import is_part
 from equipoise.core.files import DurableFile, make_folder, not_written, write_atomically, writing
 from equipoise.errors import NotWritten, ObserverFailed
 from equipoise.types import Observer, RoundReport
@@ -264,6 +265,11 @@ class Progress(Observer):
 def entry_of(run: str, entries: Mapping[str, T]) -> T | None:
     """What an observer keeps for a run: the entry of that name, or the only one there is."""
     return entries.get(run, next(iter(entries.values())) if len(entries) == 1 else None)
+
+
+def hears_something(member: object) -> bool:
+    """Whether a value is an object, and no class, with at least one method of an observer."""
+    return any(is_part(member, name) for name in vars(Observer) if name.startswith("on_"))
 
 
 class Observers:

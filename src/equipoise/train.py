@@ -14,7 +14,7 @@ from torch import Tensor
 from equipoise.algorithm import Algorithm
 from equipoise.core.task import PerExample
 from equipoise.errors import Diverged, ObserverFailed, is_integer, require
-from equipoise.observers import History, Observers, Progress, Run, show_progress
+from equipoise.observers import History, Observers, Progress, Run, hears_something, show_progress
 from equipoise.privacy.ledger import Ledger
 from equipoise.result import Result
 from equipoise.round import Outcome
@@ -87,6 +87,9 @@ def train(
     return result
 
 
+_HEARS = "must be objects with a method of an observer, such as on_round(report)"
+
+
 @dataclass(frozen=True, eq=False)
 class Watching:
     """How runs are watched: evaluations on the way, observers, a progress bar, and the file of their checkpoint."""
@@ -102,6 +105,8 @@ class Watching:
         require(good, "evaluate_every", "must be at least 1 round", self.evaluate_every)
         good = isinstance(self.observers, Sequence)
         require(good, "observers", "must be a list of observers", self.observers.__class__.__name__)
+        for member in self.observers:
+            require(hears_something(member), "observers", _HEARS, member, "Extend equipoise.types.Observer.")
 
     @property
     def saving(self) -> Checkpoints | None:

@@ -255,8 +255,32 @@ def test_dates_as_text_in_the_target():
     assert load(frame, target_kind="classes").classes == COUNT
 
 
-def test_empty_cells_and_other_text_keep_dates_text():
-    for odd in ("", "NA", 'say "when"', "a\nb"):
+@pytest.mark.parametrize("odd", ["", " ", "NA", "n/a", "NaN", "NaT", "None", "null", "<NA>"])
+def test_blanks_and_na_among_dates_are_missing_in_a_frame_as_in_a_file(tmp_path, odd):
+    cells = [odd if row % 10 == 0 else str(DAY + row) for row in ROW]
+    frame = FRAME.assign(a=cells)
+    made = [as_csv(tmp_path, frame), load(frame), load(pl.from_pandas(frame))]
+    assert {kind_of(data) for data in made} == {("date", "scaled")}
+    assert made[0].schema == made[1].schema == made[2].schema
+    assert made[0].schema.columns[0].indicator  # of what is missing
+    made += [load(FRAME.assign(a=[None if cell == odd else cell for cell in cells]))]  # as an owner would write it
+    assert len({replace(data, name="table").fingerprint for data in made}) == 1
+    schema, first = made[0].schema, FRAME[:1].assign(a=odd)  # a single row that is missing
+    assert schema.transform(first).equal(schema.transform(FRAME[:1].assign(a=pd.Series([None], dtype=object))))
+    frame.sort_values("c", kind="stable").to_csv(tmp_path / "t.csv", index=False)
+    store = eq.data.write_table_store(tmp_path / "t.csv", tmp_path / "store", **BOTH, memory=0, test=0.0)
+    assert eq.data.open_store(store).schema.columns[0].kind == "date"
+
+
+def test_na_among_numbers_as_text_is_missing_where_numbers_are_asked_for(tmp_path):
+    cells = ["NA" if row % 10 == 0 else " " if row == 1 else str(row) for row in ROW]
+    asked = load(FRAME.assign(a=cells), kinds={"a": "number"})
+    expected = load(FRAME.assign(a=[np.nan if not cell.isdecimal() else float(cell) for cell in cells]))
+    assert asked.fingerprint == expected.fingerprint
+
+
+def test_other_text_keeps_dates_text():
+    for odd in ("-", 'say "when"', "a\nb"):
         cells = [odd if row % 10 == 0 else f"2020-01-0{row % 3 + 1}" for row in ROW]
         with pytest.warns(EquipoiseNotice, match="Nearly all are dates, but row 0"):
             assert kind_of(load(FRAME.assign(a=cells)))[0] == "category"
@@ -358,11 +382,29 @@ def test_identifiers_of_a_small_table_are_refused():
         load(FRAME.assign(a=[f"1,{row:03d}" for row in ROW]))
 
 
-@pytest.mark.parametrize("values", [ROW, 1000 + ROW[::-1], 7 + 2 * ROW - ROW % 2, np.random.default_rng(0).permutation(COUNT)])
-def test_numbers_of_rows_get_a_notice(values):
+KEYS = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ROW,
+        1000 + ROW[::-1],
+        7 + 2 * ROW - ROW % 2,
+        3 * ROW,
+        KEYS.permutation(COUNT),
+        100_000 + KEYS.choice(900_000, COUNT, replace=False),  # random keys, with wide gaps
+        KEYS.integers(0, 2**63 - 1, COUNT),
+        np.where(ROW == 9, 100, 100 + ROW),  # one of them twice
+        pd.array([None, *range(1, COUNT)], dtype="Int64"),
+    ],
+    ids=["from 0", "down", "gaps", "by 3", "shuffled", "random", "64 bits", "twice", "missing"],
+)
+def test_identifiers_of_rows_get_a_notice(values):
     frame = FRAME.assign(receipt_id=values)
     words = (
-        r"column 'receipt_id' holds 60 different whole numbers from \d+ to \d+, one for each row\. It is used as a number\. If "
+        r"column 'receipt_id' holds (60|59) different whole numbers from \d+ to \d+, (one for each row|in 60 rows)\. It is used"
+        r" as a number\. If "
         r"it is an identifier, leave it out: kinds=\{'receipt_id': 'left out'\}; else kinds=\{'receipt_id': 'number'\}\."
     )
     with pytest.warns(EquipoiseNotice, match=words) as told:
@@ -377,10 +419,15 @@ def test_numbers_of_rows_get_a_notice(values):
     [
         ROW * 1.0,  # floating numbers
         ROW // 2,  # repeated
-        3 * ROW,  # wide gaps
         ROW**2,
-        pd.array([None, *range(1, COUNT)], dtype="Int64"),
+        1960 + ROW,  # a year for each row
+        ROW[::-1] + 18,  # an age for each row
+        KEYS.poisson(40, COUNT),
+        np.exp(KEYS.normal(10, 1, COUNT)).astype(int),  # inhabitants of towns
+        KEYS.normal(250_000, 30_000, COUNT).astype(int),  # cells in a drop of blood
+        pd.array([None] * 5 + list(range(5, COUNT)), dtype="Int64"),
     ],
+    ids=["floating", "repeated", "squares", "years", "ages", "counts", "inhabitants", "cells", "missing"],
 )
 def test_measurements_are_no_identifiers(values):
     assert kind_of(load(FRAME.assign(v=values)), "v") == ("number", "scaled")

@@ -25,6 +25,7 @@ from equipoise.errors import InvalidData, InvalidParameter, require, unknown_nam
 Kind = Literal["number", "boolean", "category", "date"]
 
 _MICROSECONDS_PER_DAY = 86_400_000_000
+_MISSING = ("", "#n/a", "#n/a n/a", "#na", "<na>", "n/a", "na", "nan", "nat", "none", "null")  # among dates and numbers as text
 
 
 # ----------------------------------------------------------------------------------------------------------------------- tables
@@ -197,15 +198,23 @@ class TableColumn:
         return bool(kinds.is_string(of) or kinds.is_large_string(of) or kinds.is_string_view(of))
 
     def as_dates(self) -> TableColumn:
-        """The column with dates and times for its text, if all of it is written as in a CSV file; else the column itself."""
+        """The column with dates and times for its text, if all of it is written as in a CSV file; else the column itself.
+
+        Blanks, NA, NaT, null and the like are missing.
+        """
         import pyarrow as pa
+        from pyarrow import compute
 
         if not self.is_text or self.values.null_count == len(self.values):
             return self
         encoded = self._decoded().combine_chunks().dictionary_encode()
-        if not encoded.dictionary[0].as_py()[:1].isdecimal() or (found := temporal_of_text(encoded.dictionary)) is None:
+        texts, missing = encoded.dictionary, _are_missing(encoded.dictionary)
+        known = texts.filter(compute.invert(missing))
+        if not len(known) or not known[0].as_py()[:1].isdecimal() or (found := temporal_of_text(known)) is None:
             return self
-        return replace(self, values=pa.chunked_array([found.take(encoded.indices)]))
+        places = compute.subtract(compute.cumulative_sum(compute.invert(missing).cast(pa.int64())), 1)
+        places = compute.if_else(missing, pa.scalar(None, pa.int64()), places)
+        return replace(self, values=pa.chunked_array([found.take(places.take(encoded.indices))]))
 
     def numbers(self) -> NDArray[np.float64]:
         """The column as float64 (N,), NaN where it is missing; booleans are 0 and 1, text must be of numbers."""
@@ -307,7 +316,7 @@ class TableColumn:
         values = [np.nan]
         for code, name in enumerate(names):
             try:
-                values.append(parse(name))
+                values.append(np.nan if name.strip().lower() in _MISSING else parse(name))
             except (ValueError, OverflowError):
                 raise InvalidData(
                     f"{self}, row {self.row(codes == code)} holds {name!r}, which is no {what}. Repair it, make it missing, or "
@@ -316,6 +325,14 @@ class TableColumn:
             if np.isinf(values[-1]):
                 raise InvalidData(f"{self}, row {self.row(codes == code)} holds {name!r}. Repair it, or make it missing.")
         return np.array(values)[codes + 1]
+
+
+def _are_missing(texts: Any) -> Any:
+    """Which texts, an Arrow array, stand for a missing date: blanks, NA and the like."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    return compute.is_in(compute.utf8_lower(compute.utf8_trim_whitespace(texts)), pa.array(_MISSING, texts.type))
 
 
 def _text_of(value: Any) -> str:

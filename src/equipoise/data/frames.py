@@ -48,11 +48,10 @@ def from_frame(
     """Clients from a pandas, Polars or Arrow table; `client` and `target` name columns, all others (or `columns`) are inputs.
 
     Columns may hold numbers, booleans, text, categories or dates, and missing values. Text that is all dates, written as
-    `csv` reads them, is dates. Clients are split first. Then a
-    `Schema`, which says how each column is encoded, is fitted on the training clients alone; it is `data.schema`. Give a
-    fitted `schema`, or its JSON file, to read another table in the same way. The inputs are one floating tensor (N, F), or a
-    dict of "numbers" (N, F) and "codes" (N, C) if some columns have more than `one_hot` categories;
-    `models.Tabular(data.schema)` fits both.
+    `csv` reads them, is dates; blanks and NA among them are missing. Clients are split first. Then a `Schema`, which says how
+    each column is encoded, is fitted on the training clients alone; it is `data.schema`. Give a fitted `schema`, or its JSON
+    file, to read another table in the same way. The inputs are one floating tensor (N, F), or a dict of "numbers" (N, F) and
+    "codes" (N, C) if some columns have more than `one_hot` categories; `models.Tabular(data.schema)` fits both.
 
     `split_by` and the shares `validation` and `test` work as in `from_arrays`. Or `split` names a column that holds "train",
     "validation" or "test" in each row; then no client may be in two parts, unless `split_by="examples"`.

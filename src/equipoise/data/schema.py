@@ -19,6 +19,7 @@ from equipoise.core.files import write_atomically
 from equipoise.data.arrow_tables import Kind, TableColumn, arrow_table, check_names, sorted_names
 from equipoise.data.clients import prefix
 from equipoise.data.file_access import PathLike
+from equipoise.data.identifiers import tell_of_identifier
 from equipoise.errors import InvalidData, InvalidParameter, notify, require, require_integer
 
 FORMAT = "equipoise schema 1"
@@ -30,7 +31,6 @@ _NUMBER = re.compile(r"[-+]?[$€£]?\s?(\d+|\d{1,3}([,.' ]\d{3})+)?([.,]?\d+)([
 _DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))([ T]\d.*)?")
 
 _FEW_ODD, _MANY_NUMBERS = 3, 8  # different texts that are odd beside this many different numbers
-_MANY_ROWS = 50  # of a table in which whole numbers that never repeat are odd
 _PLAIN = {"number": "1005.5", "date": "2026-11-16"}
 
 Becomes = Literal["scaled", "one-hot", "codes", "left out"]
@@ -320,7 +320,7 @@ class Schema:
                 continue
             kind = asked.get(name) or _usual_kind(column.as_dates())
             if name not in asked:
-                _tell_of_identifier(column)
+                tell_of_identifier(column)
             if why := column.constant():
                 constant[name] = why
             else:
@@ -490,22 +490,6 @@ def _usual_kind(column: TableColumn) -> Kind:
             )
             notify(f"{text} 'category'}}.")
     return kind or "category"
-
-
-def _tell_of_identifier(column: TableColumn) -> None:
-    """A notice for a column that looks like the numbers of rows, e.g. of receipts, from which nothing can be learned.
-
-    It holds integers, none missing, in 50 rows or more, all of them different, and at least half of the integers between the
-    smallest and the largest. Measurements repeat values, or leave wider gaps.
-    """
-    count = len(column.values)
-    if count < _MANY_ROWS or column.values.null_count or column.whole_numbers(np.arange(count)) < count:
-        return
-    values = column.numbers()
-    if np.ptp(values) < 2 * count and np.abs(values).max() < 2**53:  # which float64 tells apart
-        text = f"{column} holds {count} different whole numbers from {values.min():.0f} to {values.max():.0f}, one for each row"
-        cure = f"If it is an identifier, leave it out: kinds={{{column.name!r}: 'left out'}}; else kinds={{{column.name!r}:"
-        notify(f"{text}. It is used as a number. {cure} 'number'}}.")
 
 
 def tell_of_unseen(unseen: Mapping[str, set[str]], source: str) -> None:

@@ -26,6 +26,13 @@ from equipoise.types import RiskTraits, RiskValue
 STEP = 1e-5  # of finite differences
 MOVES = "steps with gradients other than zero move the parameters, in place"
 HAS_EFFECT = "every option that is set changes the step"
+RISK_CALL = "risk(losses, base_weights, clients=…, state=…)"
+AGGREGATOR_CALL = "aggregator(updates, weights, losses=…, state=…)"
+SERVER_CALL = "step(params, total, state)"
+SAMPLER_CALL = "sampler(round_index, alpha, clients_per_round=…, seed=…)"
+IS_MEMORY = "the memory that begin returns is a tuple of tensors, each shaped like the parameters"
+ARE_TENSORS = "the value and the weights of a risk are tensors"
+TWO_THINGS = "it returns two things, the total and its state"
 _STRONG = {"momentum": 0.9, "weight_decay": 1e3, "prox": 1e3}  # options of SGD that a step of one's own may forget
 CHECKS = {
     "risk": "check_risk", "solver": "check_solver", "aggregator": "check_aggregator", "server": "check_server_optimizer",
@@ -55,12 +62,13 @@ def try_own_parts(algorithm: Algorithm, clients: Sequence[str], alpha: Tensor, c
         "server": _try_server,
         "sampler": lambda part: _try_sampler(part, alpha, clients_per_round, seed),
     }
-    for name, trial in trials.items():
-        part = vars(algorithm)[name]
+    parts: list[tuple[str, Any]] = [(name, vars(algorithm)[name]) for name in trials]
+    parts += [("solver", inside) for inside in (_wrapped(algorithm.solver), algorithm.traits.personal.solver)]
+    for name, part in parts:
         if part is None or not is_of_user(part):
             continue
         try:
-            trial(_copied(part))
+            trials[name](_copied(part))
         except _Broken as broken:
             rule, fix = (
                 f"must keep the law that {broken.law}",
@@ -69,6 +77,12 @@ def try_own_parts(algorithm: Algorithm, clients: Sequence[str], alpha: Tensor, c
             raise InvalidParameter(name, rule, part, fix) from None
         except Exception:  # noqa: S112 — the run raises it again, where it belongs
             continue
+
+
+def _wrapped(solver: Any) -> Any:
+    """The solver inside all that wrap it (FedDane, SCAFFOLD): the one that takes the steps. None if nothing wraps it."""
+    inside = solver_traits(solver).solver
+    return None if inside is None else _wrapped(inside) or inside
 
 
 def _copied(part: Any) -> Any:
@@ -84,18 +98,25 @@ def _close(found: Tensor, expected: Tensor, tolerance: float = 1e-6) -> bool:
     return found.shape == expected.shape and bool(((found - expected).abs() <= tolerance * scale).all())
 
 
-def _accepts(call: Callable[..., Any], shown: str, *given: Any, **named: Any) -> None:
-    """Refuse a part that cannot be called as its contract says."""
+def refused_call(call: Callable[..., Any], *given: Any, **named: Any) -> TypeError | None:
+    """Why a call with these arguments cannot be made; None if it can."""
     try:
         inspect.signature(call).bind(*given, **named)
     except TypeError as failure:
-        raise _Broken(f"it can be called as {shown}", failure) from None
+        return failure
     except ValueError:  # code without a signature
-        return
+        return None
+    return None
+
+
+def _accepts(call: Callable[..., Any], shown: str, *given: Any, **named: Any) -> None:
+    """Refuse a part that cannot be called as its contract says."""
+    failure = refused_call(call, *given, **named)
+    _hold(failure is None, f"it can be called as {shown}", failure)
 
 
 def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int) -> None:
-    _accepts(risk, "risk(losses, base_weights, clients=…, state=…)", 0, 0, clients=(), state=None)
+    _accepts(risk, RISK_CALL, 0, 0, clients=(), state=None)
     traits = read(RiskTraits, risk)
     if len(clients) < 2 or traits.full_participation:  # it has a memory of all clients
         return
@@ -111,6 +132,7 @@ def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int) -> None
     first = at(losses)
     _hold(isinstance(first, RiskValue), "a risk returns a RiskValue", type(first).__name__)
     value, weights = first.value, first.weights
+    _hold(isinstance(value, Tensor) and isinstance(weights, Tensor), ARE_TENSORS, (value, weights))
     _hold(weights.shape == losses.shape, "there is one weight per client", tuple(weights.shape))
     good = bool(torch.isfinite(weights).all()) and bool((weights >= 0).all())
     _hold(good, "weights are finite and not negative", weights.tolist())
@@ -143,6 +165,16 @@ def _try_outliers(risk: Any, clients: Sequence[str]) -> None:
         _hold(bool((weights >= 0).all()), "weights are finite and not negative", shown)
 
 
+def is_memory(memory: object, weights: Tensor) -> bool:
+    """Whether what a solver's `begin` returned for parameters is a tuple of tensors of their shape."""
+    return isinstance(memory, tuple) and all(isinstance(each, Tensor) and each.shape == weights.shape for each in memory)
+
+
+def step_call(told: Any) -> str:
+    """How a solver's step is called; `told` holds the number of the step if the solver is told it."""
+    return f"step(weights, gradient, memory, anchor=…, lr=…{', number=…' * bool(told)})"
+
+
 def _try_solver(solver: Any) -> None:
     traits = solver_traits(solver)
     if traits.prepare is not None:
@@ -153,10 +185,11 @@ def _try_solver(solver: Any) -> None:
     lr = solver.learning_rate(0)
     _hold(math.isfinite(lr) and lr > 0, "the learning rate is positive and finite", lr)
     told = {"number": 1} if traits.numbered else {}
-    shown = f"step(weights, gradient, memory, anchor=…, lr=…{', number=…' * bool(told)})"
-    _accepts(solver.step, shown, 0, 0, 0, anchor=0, lr=0, **told)
+    _accepts(solver.step, step_call(told), 0, 0, 0, anchor=0, lr=0, **told)
     together, gradient, anchor = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0)).unbind()
     alone, given = together.clone(), gradient.clone()
+    memory = solver.begin(together)
+    _hold(is_memory(memory, together), IS_MEMORY, f"{type(memory).__name__}; return e.g. (torch.zeros_like(weights),)")
     solver.step(together, given, solver.begin(together), anchor=anchor, lr=lr, **told)
     _hold(torch.equal(given, gradient), "a step does not write to the gradient it is given", given.tolist())
     for k in range(2):
@@ -205,7 +238,7 @@ def ignored_options(solver: Any) -> list[str]:
 
 
 def _try_aggregator(aggregator: Any) -> None:
-    _accepts(aggregator, "aggregator(updates, weights, losses=…, state=…)", 0, 0, losses=None, state=None)
+    _accepts(aggregator, AGGREGATOR_CALL, 0, 0, losses=None, state=None)
     # Three, since of two updates none is more central than the other.
     updates = torch.tensor([[1.0, -2.0, 0.5], [3.0, 1.0, -1.0], [2.0, -1.5, 4.0]], dtype=torch.float64)
     weights, losses = (torch.tensor(values, dtype=torch.float64) for values in ([0.25, 0.5, 0.25], [0.5, 1.5, 1.0]))
@@ -213,7 +246,7 @@ def _try_aggregator(aggregator: Any) -> None:
     def total(rows: Tensor, places: list[int]) -> Tensor:
         given = aggregator(rows.clone(), weights[places].clone(), losses=losses[places].clone())
         good = isinstance(given, tuple) and len(given) == 2
-        _hold(good, "it returns two things, the total and its state", type(given).__name__)
+        _hold(good, TWO_THINGS, type(given).__name__)
         return given[0]  # type: ignore[no-any-return]
 
     every = total(updates, [0, 1, 2])
@@ -228,7 +261,7 @@ def _try_aggregator(aggregator: Any) -> None:
 
 
 def _try_server(server: Any) -> None:
-    _accepts(server.step, "step(params, total, state)", 0, 0, 0)
+    _accepts(server.step, SERVER_CALL, 0, 0, 0)
     params = torch.tensor([0.5, -1.0, 2.0])
     given, still = params.clone(), torch.zeros_like(params)
     after, _ = server.step(given, still, server.begin(params.clone()))
@@ -238,8 +271,7 @@ def _try_server(server: Any) -> None:
 
 
 def _try_sampler(sampler: Any, alpha: Tensor, clients_per_round: int, seed: int) -> None:
-    shown = "sampler(round_index, alpha, clients_per_round=…, seed=…)"
-    _accepts(sampler, shown, 0, alpha, clients_per_round=1, seed=0)
+    _accepts(sampler, SAMPLER_CALL, 0, alpha, clients_per_round=1, seed=0)
     first, again = (sampler(1, alpha.clone(), clients_per_round=clients_per_round, seed=seed) for _ in range(2))
     _hold((first.round, first.seed) == (1, seed), "a cohort carries its round and seed", (first.round, first.seed))
     _hold(

@@ -20,11 +20,12 @@ from equipoise.engines import Loop, Simulator
 from equipoise.errors import is_integer, is_number
 from equipoise.runs.setup import EngineChoice
 from equipoise.solvers import SGD
-from equipoise.testing.laws import agree, equal_values, hold, unchanged
+from equipoise.testing.laws import agree, check_of, equal_values, hold, unchanged
 from equipoise.testing.small_run import draw_everyone, make_small_task, perturb_params
 from equipoise.types import Attack
 
 
+@check_of("an attack", "share", "seed")
 def check_attack(
     attack: Attack,
     *,

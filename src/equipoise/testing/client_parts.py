@@ -14,11 +14,11 @@ from equipoise.core.abilities import solver_traits
 from equipoise.core.rng import torch_generator
 from equipoise.engines import Loop
 from equipoise.errors import is_number
-from equipoise.observers import Run
-from equipoise.runs.own_parts import HAS_EFFECT, MOVES, ignored_options
+from equipoise.observers import Run, hears_something
+from equipoise.runs.own_parts import HAS_EFFECT, IS_MEMORY, MOVES, ignored_options, is_memory, step_call
 from equipoise.solvers.client_steps import memory_of, rows_of
 from equipoise.solvers.prepared import AdjustedSolver
-from equipoise.testing.laws import agree, hold, unchanged
+from equipoise.testing.laws import accepts, agree, check_of, has, hold, unchanged, without_error
 from equipoise.testing.small_run import draw_everyone, make_small_task, prepare_solver
 from equipoise.train import train
 from equipoise.types import LocalSolver, Observer, Schedule, ServerState
@@ -31,6 +31,7 @@ class _NoSteps(AdjustedSolver):
         return 0
 
 
+@check_of("a solver")
 def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
     """Zero steps give a zero update; steps move the parameters, in place; a step acts on each client alone.
 
@@ -42,6 +43,8 @@ def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
     clients take part. A solver that is prepared anew for each round is checked as it is prepared for the first round of a
     small run.
     """
+    if solver_traits(solver).prepare is None:
+        _check_form(solver)
     task, data = make_small_task(seed)
     engine, params = Loop().start(task, data), task.layout.read(task.module)
     if solver_traits(solver).after_total is not None:
@@ -64,6 +67,19 @@ def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
     hold(not ignored, solver, HAS_EFFECT, ", ".join(ignored))
     if solver_traits(solver).keeps is not None and solver_traits(solver).shift is None:
         _check_kept_memory(solver, task.layout.dimension, torch_generator(seed, "check_solver memory"))
+
+
+def _check_form(solver: LocalSolver) -> None:
+    """What a solver has, how its step is called, and the form of its memory."""
+    fix = "Extend solvers.SGD and write a step of your own."
+    has(solver, "a solver", "batch_size", "local_steps", "learning_rate", "begin", "step", cure=fix)
+    told = _told(solver, 1)
+    cure = "Add the parameter `number` to step, or set `numbered = False` in the class." if told else ""
+    accepts(solver, solver.step, step_call(told), (0, 0, 0), cure, anchor=0, lr=0, **told)
+    for weights in (torch.zeros(5), torch.zeros(3, 5)):
+        with without_error(solver, IS_MEMORY):
+            memory = solver.begin(weights)
+        hold(is_memory(memory, weights), solver, IS_MEMORY, type(memory).__name__, "Return e.g. (torch.zeros_like(weights),).")
 
 
 class _WatchCorrection(Observer):
@@ -146,6 +162,7 @@ def _check_kept_memory(solver: LocalSolver, dimension: int, gen: torch.Generator
     agree(solver, "a memory that was kept goes on as it was", twice, once)
 
 
+@check_of("a schedule", "__call__", cure="Write schedule(index), which returns a number.")
 def check_schedule(schedule: Schedule | Callable[[int], float]) -> None:
     """A schedule is a function of the index, positive and finite at every one from 0 on."""
     for index in (0, 1, 2, 3, 9, 10, 11, 99, 100, 199, 200, 201, 1000):
@@ -154,8 +171,11 @@ def check_schedule(schedule: Schedule | Callable[[int], float]) -> None:
         hold(factor == again, schedule, "one index has one factor", (index, factor, again))
 
 
+@check_of("an observer")
 def check_observer(observer: Observer, *, seed: int = 0) -> None:
     """Watching a run does not change it: the parameters are the same, bit for bit, with and without the observer."""
+    cure = "Extend equipoise.types.Observer."
+    hold(hears_something(observer), observer, "an observer has a method such as on_round(report)", cure=cure)
     task, data = make_small_task(seed)
 
     def params(*observers: Observer) -> Tensor:

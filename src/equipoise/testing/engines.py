@@ -18,7 +18,7 @@ from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.runs.setup import EngineChoice
 from equipoise.solvers import MAML, SGD, Adam, FedDane
-from equipoise.testing.laws import agree
+from equipoise.testing.laws import agree, check_of
 from equipoise.testing.small_run import draw_everyone, make_small_task, perturb_params, prepare_solver
 from equipoise.types import Cohort, Engine, Job, LocalSolver, LocalWork, Pull
 
@@ -40,6 +40,7 @@ class NoisyReplacement:
         return sent.cohort * sent.updates + normal_noise(sent.keys, sent.updates.shape[1]).to(sent.updates)
 
 
+@check_of("an engine", "start", cure="Give a description such as equipoise.engines.Simulator().")
 def check_engine(
     engine: EngineChoice,
     *,

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
 
-from equipoise.errors import EquipoiseError
+from equipoise.core.abilities import is_part
+from equipoise.errors import EquipoiseError, InvalidParameter
+from equipoise.runs.own_parts import refused_call
+
+P = ParamSpec("P")
 
 
 class LawBroken(EquipoiseError, AssertionError):
     """A part breaks a law of its contract."""
 
 
-def hold(condition: Tensor | bool, part: object, law: str, numbers: object = "") -> None:
-    """Raise LawBroken with the part, the law and the numbers that break it, unless `condition` is true."""
+def hold(condition: Tensor | bool, part: object, law: str, numbers: object = "", cure: str = "") -> None:
+    """Raise LawBroken with the part, the law, the numbers that break it and the cure, unless `condition` is true."""
     if not condition:
-        raise LawBroken(f"{part!r} breaks the law: {law}." + (f" Found: {numbers}" if numbers != "" else ""))
+        raise LawBroken(_broken(part, law, numbers, cure))
+
+
+def _broken(part: object, law: str, numbers: object, cure: str) -> str:
+    found = f" Found: {numbers}" if numbers != "" else ""
+    return f"{part!r} breaks the law: {law}.{found}" + (f"{'.' * bool(found)} {cure}" if cure else "")
 
 
 def agree(part: object, law: str, found: Tensor, expected: Tensor, tolerance: float = 0.0) -> None:
@@ -32,14 +44,64 @@ def agree(part: object, law: str, found: Tensor, expected: Tensor, tolerance: fl
 
 
 @contextmanager
-def without_error(part: object, law: str, case: str = "") -> Iterator[None]:
-    """Raise LawBroken in place of another error of the block, which is the cause."""
+def without_error(part: object, law: str, case: str = "", cure: str = "") -> Iterator[None]:
+    """Raise LawBroken in place of another error of the block, which is the cause; a refused parameter names its own fix."""
     try:
         yield
-    except LawBroken:
+    except (LawBroken, InvalidParameter):
         raise
     except Exception as failure:
-        raise LawBroken(f"{part!r} breaks the law: {law}. Found: {case}{failure!r}") from failure
+        raise LawBroken(_broken(part, law, f"{case}{failure!r}{_place_of(failure)}", cure)) from failure
+
+
+def _place_of(failure: Exception) -> str:
+    """The line that raised an error, for a message."""
+    frames = traceback.extract_tb(failure.__traceback__)
+    return f" in line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else ""
+
+
+def check_of(kind: str, *needed: str, cure: str = "") -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Make a check raise LawBroken for a part, its first argument, that lacks what its `kind` has or that raises an error.
+
+    Errors of this library are passed on, since they name their fix.
+    """
+
+    def decorate(check: Callable[P, None]) -> Callable[P, None]:
+        @wraps(check)
+        def checked(*given: P.args, **named: P.kwargs) -> None:
+            part: Any = given[0] if given else next(iter(named.values()), None)
+            has(part, kind, *needed, cure=cure)
+            try:
+                check(*given, **named)
+            except EquipoiseError:
+                raise
+            except Exception as failure:
+                law, found = f"{kind} answers every call of its contract without an error", f"{failure!r}{_place_of(failure)}"
+                raise LawBroken(_broken(part, law, found, cure)) from failure
+
+        return checked
+
+    return decorate
+
+
+def has(part: object, kind: str, *needed: str, cure: str = "") -> None:
+    """Raise LawBroken unless a part is an object with these attributes."""
+    fix = f"Write {part.__name__}(…)." if isinstance(part, type) else ""
+    hold(not isinstance(part, type), part, f"{kind} is an object, and no class", cure=fix)
+    missing = [name for name in needed if not is_part(part, name)]
+    hold(not missing, part, f"{kind} has {', '.join(needed)}", f"no {', '.join(missing)}", cure)
+
+
+def accepts(part: object, call: Callable[..., Any], shown: str, given: tuple[Any, ...], cure: str = "", **named: Any) -> None:
+    """Raise LawBroken unless a call can be made as `shown`."""
+    failure = refused_call(call, *given, **named)
+    hold(failure is None, part, f"it can be called as {shown}", failure, cure)
+
+
+def two_things(part: object, answer: Any, law: str) -> tuple[Any, Any]:
+    """The two things that a call returns; LawBroken if it returns something else."""
+    hold(isinstance(answer, tuple) and len(answer) == 2, part, law, type(answer).__name__)
+    return answer  # type: ignore[no-any-return]
 
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> bool:

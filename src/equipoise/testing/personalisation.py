@@ -20,7 +20,7 @@ from equipoise.round import Rounds, draw_cohort
 from equipoise.runs.checkpoint import packed, unpacked
 from equipoise.runs.setup import EngineChoice, Setting, choose_engine
 from equipoise.solvers import SGD
-from equipoise.testing.laws import agree, equal_values, hold, is_finite, unchanged
+from equipoise.testing.laws import agree, check_of, equal_values, hold, is_finite, unchanged
 from equipoise.testing.small_run import make_small_task, set_up_quietly
 from equipoise.types import Personalisation, PersonalTraits, PersonalWork, ServerState
 
@@ -28,6 +28,7 @@ ROUNDS = 4
 SAVED_AFTER = 2  # rounds, when the run that is resumed was saved
 
 
+@check_of("a personal method", "width", "begin", "work", "models")
 def check_personalisation(
     method: Personalisation,
     *,

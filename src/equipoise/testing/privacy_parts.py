@@ -16,7 +16,7 @@ from equipoise.errors import Diverged, InvalidParameter, is_number
 from equipoise.risk import Mean
 from equipoise.round import Plan, RunInRound, draw_cohort, make_plan, prepare, run_round
 from equipoise.runs.setup import Setting
-from equipoise.testing.laws import agree, equal_values, hold, is_finite, unchanged, without_error
+from equipoise.testing.laws import agree, check_of, equal_values, hold, is_finite, unchanged, without_error
 from equipoise.testing.small_run import make_small_task, set_up_quietly
 from equipoise.types import (
     ClientRisk,
@@ -35,6 +35,7 @@ TAILS = (1.0, 0.9, 0.5, 0.25, 0.01)
 SHARES = (-1e300, -1e6, -100.0, -1.0, 0.0, 0.1, 0.5, 0.9, 1.0, 2.0, 100.0, 1e6, 1e300)  # noise leaves [0, 1]
 
 
+@check_of("a quantile source", "__call__", "reads_losses")
 def check_quantile_source(
     source: QuantileSource, *, tolerance: float = 0.0, largest: float = 1e30, equal_weights: bool = False, seed: int = 0
 ) -> None:
@@ -81,6 +82,7 @@ def _loss_cases(gen: torch.Generator, largest: float) -> list[Tensor]:
     return [case.clamp(max=largest).to(dtype) for case in cases for dtype in (torch.float64, torch.float32)]
 
 
+@check_of("a clip rule", "ratio", "next_bound")
 def check_clip_rule(rule: ClipRule, *, rounds: int = 200) -> None:
     """Bounds stay positive and finite for any finite share, also a noisy one outside [0, 1], and over many rounds.
 
@@ -108,6 +110,7 @@ def _next_bound(rule: ClipRule, bound: float, share: float) -> float:
     return after
 
 
+@check_of("a protection")
 def check_protection(
     privacy: Privacy | None,
     *,

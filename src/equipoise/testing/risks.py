@@ -9,10 +9,12 @@ from torch import Tensor
 
 from equipoise.core.abilities import read
 from equipoise.core.rng import torch_generator
-from equipoise.testing.laws import agree, hold, is_finite
+from equipoise.runs.own_parts import ARE_TENSORS, RISK_CALL
+from equipoise.testing.laws import accepts, agree, check_of, hold, is_finite, without_error
 from equipoise.types import ClientRisk, RiskTraits, RiskValue
 
 
+@check_of("a risk", "__call__", cure=f"Write {RISK_CALL}, which returns a RiskValue.")
 def check_risk(risk: ClientRisk, *, seed: int = 0) -> None:
     """Weights are the gradient of the value and never negative; order and ties do not matter; finite for any finite losses.
 
@@ -20,6 +22,7 @@ def check_risk(risk: ClientRisk, *, seed: int = 0) -> None:
     a group where the risk tells groups apart (`group_of`). A risk with `full_participation` follows a mixture of its own, not
     the base weights: instead of ties its memory is checked, and, if it has a `step`, the ascent on the simplex.
     """
+    accepts(risk, risk, RISK_CALL, (0, 0), clients=(), state=None)
     gen, traits = torch_generator(seed, "check_risk"), read(RiskTraits, risk)
     for count in (1, 2, 3, 7, 20):
         for dtype, tolerance in ((torch.float64, 1e-5), (torch.float32, 1e-4)):
@@ -42,8 +45,13 @@ def check_risk(risk: ClientRisk, *, seed: int = 0) -> None:
 
 def _call_risk(risk: ClientRisk, losses: Tensor, alpha: Tensor, order: Tensor | None = None, state: Any = None) -> RiskValue:
     numbers = range(len(losses)) if order is None else order.tolist()
-    result = risk(losses, alpha, clients=tuple(f"client-{i}" for i in numbers), state=state)
+    law = "a risk weighs a cohort of any size, also one client, at any finite losses"
+    case = f"losses {_shortly(losses.tolist())} give "
+    with without_error(risk, law, case, "Let it answer: a round may have few clients, e.g. where others fail."):
+        result = risk(losses, alpha, clients=tuple(f"client-{i}" for i in numbers), state=state)
     hold(isinstance(result, RiskValue), risk, "a risk returns a RiskValue", type(result).__name__)
+    tensors = isinstance(result.value, Tensor) and isinstance(result.weights, Tensor)
+    hold(tensors, risk, ARE_TENSORS, (result.value, result.weights), "Write torch.as_tensor(…).")
     hold(result.weights.shape == losses.shape, risk, "there is one weight per client", tuple(result.weights.shape))
     hold(result.value.numel() == 1, risk, "the value is one number", tuple(result.value.shape))
     return result

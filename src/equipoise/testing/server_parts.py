@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from equipoise.core.abilities import read
 from equipoise.core.rng import torch_generator
-from equipoise.testing.laws import agree, hold, unchanged, without_error
+from equipoise.runs.own_parts import AGGREGATOR_CALL, SAMPLER_CALL, SERVER_CALL, TWO_THINGS
+from equipoise.testing.laws import accepts, agree, check_of, hold, two_things, unchanged, without_error
 from equipoise.types import Aggregator, AggregatorTraits, Averaging, Cohort, Sampler, ServerOptimizer
 
 
+@check_of(
+    "an aggregator", "__call__", "linear",
+    cure="Write a class with `linear = False`, or `linear = True` if the totals over parts of a cohort add up to its total.",
+)  # fmt: skip
 def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12) -> None:
     """Permutation-invariant; zero updates give zero; a linear one's total is additive over chunks and linear in the weights.
 
     Updates have the type of the model, mostly float32, weights and losses always float64: an aggregator takes both.
     """
+    streams: dict[str, Any] = {"keys": None} if read(AggregatorTraits, aggregator).needs_keys else {}
+    accepts(aggregator, aggregator, AGGREGATOR_CALL, (0, 0), losses=None, state=None, **streams)
     gen = torch_generator(seed, "check_aggregator")
     updates = torch.randn(clients, 6, generator=gen, dtype=torch.float64)
     weights = torch.rand(clients, generator=gen, dtype=torch.float64) + 0.1
@@ -25,8 +33,15 @@ def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12
     keys = torch.randint(-(2**62), 2**62, (clients,), generator=gen)
 
     def combine(rows: Tensor, own: Tensor, places: Tensor) -> Tensor:
-        streams = {"keys": keys[places]} if read(AggregatorTraits, aggregator).needs_keys else {}
-        return aggregator(rows, own, losses=losses[places], **streams)[0]
+        given = dict.fromkeys(streams, keys[places])
+        law, cure = f"it combines the updates of {len(rows)} clients", "If it needs more, call check_aggregator(…, clients=…)."
+        if len(rows) < clients:
+            law, cure = "a linear aggregator combines any number of updates", "Set linear = False if it needs a whole cohort."
+        with without_error(aggregator, law, f"{len(rows)} updates of type {rows.dtype} give ", cure):
+            answer = aggregator(rows, own, losses=losses[places], **given)
+        total, _ = two_things(aggregator, answer, TWO_THINGS)
+        hold(isinstance(total, Tensor), aggregator, "the total is a tensor", type(total).__name__)
+        return total  # type: ignore[no-any-return]
 
     everyone = torch.arange(clients)
     total = combine(updates, weights, everyone)
@@ -37,8 +52,9 @@ def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12
     zero = combine(torch.zeros_like(updates), weights, everyone)
     hold((zero == 0).all(), aggregator, "zero updates give a zero total", zero)
     law = "updates may be float32, while weights and losses are float64"
-    with without_error(aggregator, law):
-        single = combine(updates.float(), weights, everyone)
+    cure = "Cast the weights before a product: weights.to(updates.dtype)."
+    with without_error(aggregator, law, cure=cure):
+        single = aggregator(updates.float(), weights, losses=losses, **dict.fromkeys(streams, keys))[0]
     agree(aggregator, law, single.double(), combine(updates.float().double(), weights, everyone).double(), 1e-3)
     if aggregator.linear:
         parts = [combine(updates[part], weights[part], part) for part in torch.split(everyone, 5)]
@@ -47,31 +63,39 @@ def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12
         agree(aggregator, "a linear total doubles with the weights", double, 2 * total, 1e-9)
 
 
+@check_of("a server optimiser", "begin", "step")
 def check_server_optimizer(server: ServerOptimizer, *, seed: int = 0) -> None:
     """A zero update from a fresh state changes nothing; inputs are not written to; the first step follows the update."""
     gen = torch_generator(seed, "check_server_optimizer")
     params, total = torch.randn(7, generator=gen), torch.randn(7, generator=gen)
-    state = server.begin(params)
+    accepts(server, server.step, SERVER_CALL, (0, 0, 0))
+    state, law = server.begin(params), "a step returns two things, the next parameters and the next state"
     with unchanged(server, "a step", parameters=params, state=state):
-        still, _ = server.step(params, torch.zeros_like(params), state)
-        first, later = server.step(params, total, state)
+        still, _ = two_things(server, server.step(params, torch.zeros_like(params), state), law)
+        first, later = two_things(server, server.step(params, total, state), law)
     agree(server, "a zero update from a fresh state changes nothing", still, params)
     second, again = (server.step(params, total, later)[0] for _ in range(2))
     agree(server, "a step from one state gives one result", again, second)
     hold(float((first - params) @ total) > 0, server, "the first step goes along the update")
 
 
+@check_of("a sampler", "__call__", cure=f"Write {SAMPLER_CALL}, which returns a Cohort.")
 def check_sampler(sampler: Sampler, *, clients: int = 20, clients_per_round: int = 6, draws: int = 1000, seed: int = 0) -> None:
     """Distinct clients with positive weights that sum to 1; a pure function of seed and round; stated inclusion is true.
 
     Inclusion may change from round to round, so it is held against `draws` seeds at each of a few rounds; a client that no
     cohort of a round holds has inclusion 0 in it. Over `draws` rounds, one seed must choose a client as often as another.
     """
+    accepts(sampler, sampler, SAMPLER_CALL, (0, 0), clients_per_round=1, seed=0)
     alpha = torch.rand(clients, generator=torch_generator(seed, "check_sampler"), dtype=torch.float64) + 0.1
     alpha = alpha / alpha.sum()
 
     def draw(round_index: int, own_seed: int) -> Cohort:
-        cohort = sampler(round_index, alpha, clients_per_round=clients_per_round, seed=own_seed)
+        law = f"it draws a cohort of about {clients_per_round} of {clients} clients, in any round and at any seed"
+        fix = "If it needs others, call check_sampler(…, clients=…, clients_per_round=…)."
+        with without_error(sampler, law, f"round {round_index} gives ", fix):
+            cohort = sampler(round_index, alpha, clients_per_round=clients_per_round, seed=own_seed)
+        hold(isinstance(cohort, Cohort), sampler, "a sampler returns a Cohort", type(cohort).__name__)
         _check_cohort(sampler, cohort, round_index, own_seed, clients)
         return cohort
 
@@ -106,6 +130,7 @@ def _check_cohort(sampler: Sampler, cohort: Cohort, round_index: int, seed: int,
     hold(good, sampler, "weights are positive and sum to 1", cohort.weights)
 
 
+@check_of("averaging", "begin", "update", "iterate")
 def check_averaging(averaging: Averaging, *, rounds: int = 50, seed: int = 0) -> None:
     """A constant sequence is reported as it is; the point lies in the iterates' hull; nothing given is written to."""
     gen = torch_generator(seed, "check_averaging")
