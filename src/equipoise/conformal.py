@@ -21,7 +21,7 @@ from equipoise.privacy.secure_sum import SimulatedSecureSum
 from equipoise.types import QuantileSource, QuantileTraits
 
 if TYPE_CHECKING:
-    from equipoise.result import ClientTable
+    from equipoise.client_table import ClientTable
 
 _ROWS = 1024  # examples in a forward pass
 COVERAGE, SET_SIZE = "coverage", "set_size"  # columns of a table of clients

@@ -14,7 +14,7 @@ from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.types import Engine, PersonalWork
 
 if TYPE_CHECKING:
-    from equipoise.result import ClientTable
+    from equipoise.client_table import ClientTable
 
 COLUMN = "backdoor_success"
 

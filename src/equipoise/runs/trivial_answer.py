@@ -16,8 +16,8 @@ from equipoise.data.clients import ClientSet, FederatedData, rows_in_turn
 from equipoise.report.data.over_seeds import MEAN
 
 if TYPE_CHECKING:
+    from equipoise.client_table import ClientTable
     from equipoise.core.task import Task
-    from equipoise.result import ClientTable
 
 CLASS = "most frequent class"
 
