@@ -220,6 +220,8 @@ def test_a_fingerprint_is_of_what_is_computed():
     (eq.ClientTable, "equipoise.result.ClientTable"),
     (eq.Result, "equipoise.result.Result"),
     (RunRecord, "equipoise.result.RunRecord"),
+    (eq.ClientSet, "equipoise.data.clients.ClientSet"),
+    (eq.FederatedData, "equipoise.data.clients.FederatedData"),
 ])  # fmt: skip
 def test_what_has_moved_keeps_its_fingerprint(value, name):
     """A user's loss or metric may refer to it: a checkpoint that was written before it moved is still gone on from."""

@@ -16,7 +16,8 @@ from torch import Tensor
 from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import engine_traits
 from equipoise.core.files import write_atomically
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.errors import InvalidParameter
 from equipoise.metrics import Interval, Summary, mean_interval, percentile_interval, summarise, summarise_metric
 from equipoise.subgroups import NO_VALUE, Subgroup, subgroups_of

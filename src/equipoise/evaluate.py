@@ -14,7 +14,8 @@ from equipoise.client_metrics import ClientMetrics
 from equipoise.client_table import ClientTable
 from equipoise.core.abilities import engine_traits
 from equipoise.core.task import PerExample, Task
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.errors import EquipoiseNotice, InvalidParameter, require
 from equipoise.observers import Evaluation, History
 from equipoise.run_record import NoTraining, RunRecord

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
-from equipoise.data.clients import FederatedData
+from equipoise.data.federated_data import FederatedData
 from equipoise.personal_models import PersonalModels
 from equipoise.run_record import RunRecord
 

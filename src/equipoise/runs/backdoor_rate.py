@@ -10,7 +10,8 @@ from torch import Tensor
 
 from equipoise.client_metrics import ClientMetrics, SummedMetric
 from equipoise.core.abilities import attack_traits, engine_traits
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.types import Engine, PersonalWork
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from equipoise.core.abilities import engine_traits, is_part, read
 from equipoise.core.signature import Signature
 from equipoise.core.task import PerExample, Task
 from equipoise.core.trees import map_tree
-from equipoise.data.clients import FederatedData
+from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Loop, Ray, Simulator
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter, is_integer, require
 from equipoise.models.adapters import WHY_NOT_BOTH, freeze_lora_a, trains_lora_a

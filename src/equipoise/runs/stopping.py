@@ -12,7 +12,7 @@ from equipoise.errors import IncompatibleParts, InvalidParameter, require, requi
 if TYPE_CHECKING:  # a configuration has such a rule, and reading one need not wait for torch
     from equipoise.client_metrics import ClientMetrics
     from equipoise.client_table import ClientTable
-    from equipoise.data.clients import FederatedData
+    from equipoise.data.federated_data import FederatedData
     from equipoise.metrics import Summary
     from equipoise.types import PersonalWork, PrivacyTraits, ServerState
 

@@ -43,7 +43,7 @@ from equipoise.types import Cohort, Combined, Engine, LocalSolver, RiskValue, Ru
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
-    from equipoise.data.clients import FederatedData
+    from equipoise.data.federated_data import FederatedData
     from equipoise.engines.flower.flower_engine import FlowerEngine
     from equipoise.round import Plan
 
