@@ -22,10 +22,11 @@ import torch
 from torch import Tensor, nn
 
 import equipoise as eq
+from equipoise.client_table import ClientTable
 from equipoise.compare import Spread
 from equipoise.core.rng import generator
 from equipoise.reproduce.data_sets import synthetic_with_sizes_of_table_4_4
-from equipoise.result import ClientTable, Result
+from equipoise.result import Result
 from equipoise.types import ClientRisk
 
 Row = Mapping[str, Spread]

@@ -36,7 +36,8 @@ from torch import Tensor
 
 import equipoise as eq
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.engines.simulator.calibration import Choice
 from equipoise.engines.simulator.engine import SimulatorEngine

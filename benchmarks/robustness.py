@@ -33,11 +33,12 @@ import torch
 from torch import Tensor, nn
 
 import equipoise as eq
+from equipoise.client_table import ClientTable
 from equipoise.core.rng import generator
 from equipoise.data.partition import by_classes, to_clients
 from equipoise.errors import Diverged, EquipoiseNotice
 from equipoise.personal.ditto import STRENGTHS_UNDER_ATTACK, USUAL_STRENGTHS
-from equipoise.result import ClientTable, Result
+from equipoise.result import Result
 from equipoise.types import Aggregator, Attack
 
 TILT = 1.0  # of "fair"

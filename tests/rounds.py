@@ -2,7 +2,7 @@
 
 from equipoise import round as rounds
 from equipoise.core.abilities import engine_traits
-from equipoise.data.clients import FederatedData
+from equipoise.data.federated_data import FederatedData
 from equipoise.errors import Diverged
 from equipoise.runs.setup import Setting, set_up
 

@@ -9,7 +9,8 @@ from torch import nn
 import equipoise as eq
 from equipoise.attacks import Backdoor, apply
 from equipoise.attacks.backdoor import stamp
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.errors import InvalidData, InvalidParameter
 from equipoise.runs.backdoor_rate import COLUMN, BackdoorProbe
 from equipoise.testing import check_attack

@@ -9,9 +9,10 @@ from sklearn import metrics as sklearn_metrics
 from torch import nn
 
 import equipoise as eq
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.client_table import ClientTable
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.errors import InvalidParameter
-from equipoise.result import ClientTable
 from made_clients import make_clients
 
 EVERY = {"f1": eq.metrics.macro_f1, "top": eq.metrics.top_5, "ppl": eq.metrics.perplexity}

@@ -9,7 +9,7 @@ import equipoise as eq
 from equipoise import attacks
 from equipoise.attacks import Sent
 from equipoise.attacks.colluding import alie_factor, longest_step
-from equipoise.data.clients import FederatedData
+from equipoise.data.federated_data import FederatedData
 from equipoise.errors import InvalidParameter
 from equipoise.testing import check_attack
 from made_clients import make_clients

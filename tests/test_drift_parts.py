@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 import equipoise as eq
 from equipoise.aggregators import FedNova, Median, TrimmedMean
-from equipoise.data.clients import FederatedData
+from equipoise.data.federated_data import FederatedData
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.privacy import DifferentialPrivacy, GaussianMechanism, SecureAggregation
 from equipoise.solvers import SGD, Adam, FedDyn, Scaffold

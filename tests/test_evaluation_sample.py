@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 import equipoise as eq
 from equipoise.cli.listing import comparison_table
+from equipoise.client_table import ClientTable
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.engines.simulator import scoring
 from equipoise.engines.simulator.calibration import Choice
@@ -25,7 +27,6 @@ from equipoise.experiment.build import build
 from equipoise.experiment.config import RunConfig
 from equipoise.metrics import Interval, mean_interval, percentile_interval
 from equipoise.report.data.over_seeds import intervals_of
-from equipoise.result import ClientTable
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.runs.evaluation_sample import evaluation_sample
 from equipoise.testing import check_engine

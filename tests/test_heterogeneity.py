@@ -7,7 +7,8 @@ import torch
 
 import equipoise as eq
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.heterogeneity import Dissimilarity, Heterogeneity, dissimilarity, inexactness
 from equipoise.sampling import Full
 from equipoise.solvers import SGD

@@ -1,6 +1,8 @@
 """A checkpoint is gone on from by the run that wrote it, and by no other; what is damaged is refused."""
 
 import functools
+import hashlib
+import inspect
 import re
 import warnings
 
@@ -12,6 +14,7 @@ import equipoise as eq
 from equipoise.core.fingerprints import fingerprint
 from equipoise.errors import CheckpointError, EquipoiseError, EquipoiseNotice, NotWritten
 from equipoise.observers import History
+from equipoise.run_record import RunRecord
 from equipoise.runs.checkpoint import Checkpoint, Checkpoints, SavedRun, read_checkpoint
 from equipoise.types import Observer, RoundReport, ServerState
 
@@ -211,6 +214,19 @@ def test_a_fingerprint_is_of_what_is_computed():
     loop = [1]
     loop.append(loop)
     assert fingerprint(loop) == fingerprint(loop)
+
+
+@pytest.mark.parametrize(("value", "name"), [
+    (eq.ClientTable, "equipoise.result.ClientTable"),
+    (eq.Result, "equipoise.result.Result"),
+    (RunRecord, "equipoise.result.RunRecord"),
+    (eq.ClientSet, "equipoise.data.clients.ClientSet"),
+    (eq.FederatedData, "equipoise.data.clients.FederatedData"),
+])  # fmt: skip
+def test_what_has_moved_keeps_its_fingerprint(value, name):
+    """A user's loss or metric may refer to it: a checkpoint that was written before it moved is still gone on from."""
+    description = ("function", name) if inspect.isfunction(value) else ("class", (name, []))
+    assert fingerprint(value) == hashlib.sha256(repr(description).encode()).hexdigest()[:12]
 
 
 # ----------------------------------------------------------------------------------------------------------------------- damage

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from torch import nn
 
 import equipoise as eq
+from equipoise.client_table import ClientTable
 from equipoise.core.equality import same_but_for_training
-from equipoise.data.clients import FederatedData
+from equipoise.data.federated_data import FederatedData
 from equipoise.engines.loop import LoopEngine
 from equipoise.engines.simulator.engine import SimulatorEngine
 from equipoise.errors import Diverged, EquipoiseNotice, IncompatibleParts, InvalidParameter
-from equipoise.result import ClientTable
 from equipoise.round import Unprotected
 from equipoise.round import run_round as run_rounds
 from equipoise.types import ServerState

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.client_table import ClientTable
 from equipoise.conformal import conformal_sets
-from equipoise.data.clients import FederatedData
+from equipoise.data.federated_data import FederatedData
 from equipoise.errors import ConfigError, InvalidData, InvalidParameter
 from equipoise.experiment.build import build
 from equipoise.experiment.config import RunConfig
 from equipoise.export.model_card import subgroups
-from equipoise.result import ClientTable
 from equipoise.subgroups import read_attributes, subgroups_over_seeds
 from made_clients import make_clients
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.core.task import Task, misclassified
-from equipoise.data.clients import FederatedData
+from equipoise.data.federated_data import FederatedData
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
 from made_clients import make_clients
 

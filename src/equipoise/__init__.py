@@ -37,11 +37,12 @@ if TYPE_CHECKING:
         tilted,
     )
     from equipoise.algorithm import Algorithm
+    from equipoise.client_table import ClientTable
     from equipoise.compare import Comparison, compare
     from equipoise.data import ClientSet, FederatedData
     from equipoise.evaluate import EvaluatedModel, evaluate
     from equipoise.explain import explain
-    from equipoise.result import ClientTable, Result
+    from equipoise.result import Result
     from equipoise.runs.checkpoint import Checkpoints
     from equipoise.runs.family import Family, train_family
     from equipoise.runs.many import train_many
@@ -93,7 +94,7 @@ _HOMES = {  # of the names that are no modules
     "Algorithm": "algorithm",
     "Checkpoints": "runs.checkpoint",
     "ClientSet": "data",
-    "ClientTable": "result",
+    "ClientTable": "client_table",
     "Comparison": "compare",
     "EarlyStopping": "runs.stopping",
     "EvaluatedModel": "evaluate",

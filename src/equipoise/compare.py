@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from equipoise.algorithm import Algorithm
-from equipoise.data.clients import FederatedData
+from equipoise.data.federated_data import FederatedData
 from equipoise.errors import EquipoiseError, require
 from equipoise.privacy.observer_table import composed_words
 from equipoise.report import write_report

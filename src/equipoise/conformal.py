@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from equipoise.core import trees
 from equipoise.core.abilities import read
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.errors import InvalidData, InvalidParameter, require, require_number
 from equipoise.privacy.private_quantile import bin_edges, client_contributions, cumulative_counts, safe_modulus
 from equipoise.privacy.random_source import SystemSource
@@ -21,7 +22,7 @@ from equipoise.privacy.secure_sum import SimulatedSecureSum
 from equipoise.types import QuantileSource, QuantileTraits
 
 if TYPE_CHECKING:
-    from equipoise.result import ClientTable
+    from equipoise.client_table import ClientTable
 
 _ROWS = 1024  # examples in a forward pass
 COVERAGE, SET_SIZE = "coverage", "set_size"  # columns of a table of clients

@@ -11,12 +11,14 @@ from typing import Any
 from torch import nn
 
 from equipoise.client_metrics import ClientMetrics
+from equipoise.client_table import ClientTable
 from equipoise.core.abilities import engine_traits
 from equipoise.core.task import PerExample, Task
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.errors import EquipoiseNotice, InvalidParameter, require
 from equipoise.observers import Evaluation, History
-from equipoise.result import ClientTable, NoTraining, RunRecord
+from equipoise.run_record import NoTraining, RunRecord
 from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, sample_sizes
 from equipoise.runs.setup import EngineChoice, choose_engine, refuse_swapped, try_metrics
 from equipoise.runs.trivial_answer import with_trivial_answer

@@ -6,7 +6,7 @@ from torch import nn
 
 from equipoise.algorithm import Algorithm
 from equipoise.core.task import PerExample
-from equipoise.data.clients import FederatedData
+from equipoise.data.federated_data import FederatedData
 from equipoise.round import Rounds
 from equipoise.runs.setup import EngineChoice, Setting, set_up
 

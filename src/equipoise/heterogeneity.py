@@ -13,7 +13,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import is_part, solver_traits
 from equipoise.core.carried import join_model, move_model
 from equipoise.core.task import PerExample
-from equipoise.data.clients import FederatedData
+from equipoise.data.federated_data import FederatedData
 from equipoise.errors import require
 from equipoise.observers import Evaluation, Run
 from equipoise.runs.setup import EngineChoice, set_up

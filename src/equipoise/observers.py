@@ -20,7 +20,7 @@ from equipoise.types import Observer, RoundReport
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from equipoise.result import ClientTable
+    from equipoise.client_table import ClientTable
     from equipoise.runs.setup import Setting
     from equipoise.runs.stopping import Stopped
 

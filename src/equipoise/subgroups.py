@@ -20,7 +20,8 @@ from equipoise.errors import InvalidData, InvalidParameter, require
 from equipoise.metrics import Interval, mean, mean_interval, percentile, percentile_interval
 
 if TYPE_CHECKING:
-    from equipoise.result import ClientTable, RunRecord
+    from equipoise.client_table import ClientTable
+    from equipoise.run_record import RunRecord
 
 NO_VALUE = "–"  # stands for the attribute of a client that has none
 _TAKEN = (

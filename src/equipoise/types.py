@@ -26,7 +26,9 @@ from equipoise.core.carried import join_model
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
     from equipoise.client_metrics import ClientMetrics
-    from equipoise.data.clients import ClientSet, FederatedData
+    from equipoise.client_table import ClientTable
+    from equipoise.data.clients import ClientSet
+    from equipoise.data.federated_data import FederatedData
     from equipoise.personal.context import PersonalContext
     from equipoise.privacy.accounting import Spent
     from equipoise.privacy.ledger import Ledger
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from equipoise.privacy.private_quantile import PrivateQuantile
     from equipoise.privacy.release_book import ReleaseBook
     from equipoise.privacy.secure_histogram import SecureHistogram
-    from equipoise.result import ClientTable
     from equipoise.round import Plan
 
 OWN: Mapping[str, bool] = {"own": True}  # metadata of a field that subclasses do not inherit

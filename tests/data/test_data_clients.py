@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from equipoise.data import ClientSet, FederatedData
+from equipoise.data import ClientSet
 from equipoise.errors import InvalidData, InvalidParameter
 
 
@@ -119,21 +119,6 @@ def test_to_another_device_and_back():
     assert moved.x.device.type == moved.offsets.device.type == "meta"
     assert moved.ids == clients.ids
     assert len(moved) == 3
-
-
-def test_federated_data_reads_and_checks_classes():
-    data = FederatedData(make(), test=make(y=torch.tensor([0, 1, 2, 3, 4, 5])))
-    assert data.classes == 6
-    assert data.features == 2
-    assert set(data.splits) == {"train", "test"}
-    assert "train: 3 clients / 6 examples" in repr(data)
-    with pytest.raises(InvalidData, match="found 0 … 1"):
-        FederatedData(make(), classes=1)
-    with pytest.raises(InvalidData, match="found -1"):
-        FederatedData(make(y=torch.tensor([0, 1, -1, 0, 0, 0])))
-    with pytest.raises(InvalidData, match="test have shape"):
-        FederatedData(make(), test=make(x=torch.zeros(6, 3)))
-    assert FederatedData(make(y=torch.zeros(6))).classes == 0  # regression
 
 
 def test_positions_of_ids():

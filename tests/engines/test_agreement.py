@@ -12,7 +12,8 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.engines.simulator.client_queue import most_clients
 from equipoise.engines.simulator.local_rule import LocalRule

@@ -17,7 +17,7 @@ from fake_grid import federation, inflated, run_app
 from flwr.app import Context
 
 import equipoise as eq
-from equipoise.data.clients import FederatedData
+from equipoise.data.federated_data import FederatedData
 from equipoise.engines.flower import client_app, server_app
 from equipoise.engines.flower.secure import masks, protections
 from equipoise.engines.flower.transport import part_messages

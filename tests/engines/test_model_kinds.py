@@ -13,7 +13,8 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.engines.simulator.calibration import Choice
 from equipoise.engines.simulator.cuda.client_streams import SideBySide, SideBySideChannelsLast

@@ -15,13 +15,13 @@ import warnings
 import pytest
 from rich.console import Console
 
+from equipoise.client_table import ClientTable
 from equipoise.core.files import locked
 from equipoise.errors import ConfigError
 from equipoise.experiment import folder, scheduler, tune, worker
 from equipoise.experiment.build import build
 from equipoise.experiment.config import RunConfig
 from equipoise.experiment.search import folder_name, read_search
-from equipoise.result import ClientTable
 
 with warnings.catch_warnings():  # typer 0.20 imports names that click 8.5 deprecates; only that import is excused
     warnings.filterwarnings("ignore", message="'click", category=DeprecationWarning)

@@ -12,7 +12,8 @@ from scipy import linalg
 
 import equipoise as eq
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import Diverged, EquipoiseNotice, IncompatibleParts, InvalidParameter
 from equipoise.personal import Local

@@ -29,6 +29,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.cli.listing import comparison_table
+from equipoise.client_table import ClientTable
 from equipoise.compare import Comparison, figures_of
 from equipoise.observers import EvaluationPoint, JsonLines
 from equipoise.report import export_figures, write_report
@@ -36,7 +37,6 @@ from equipoise.report.data import series
 from equipoise.report.data.results_by_method import Study
 from equipoise.report.interactive import figures as interactive
 from equipoise.report.static import figures as static
-from equipoise.result import ClientTable
 
 COLUMNS = ("mean", "90th percentile", "worst 10 %", "standard deviation")
 

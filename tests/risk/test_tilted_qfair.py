@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 
 import equipoise as eq
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.risk import Mixture, QFair, Superquantile, Tilted
 from equipoise.risk.tilted import tilted

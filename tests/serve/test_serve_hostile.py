@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from served import Client, Running
 
-from equipoise.result import COLUMNS
+from equipoise.client_table import COLUMNS
 from equipoise.serve.terminal import watch
 
 ADDRESSES = (

@@ -7,7 +7,7 @@ import torch
 
 import equipoise as eq
 from equipoise.aggregators import NNM, CentredClipping, TrimmedMean, WeightedMean
-from equipoise.data.clients import FederatedData
+from equipoise.data.federated_data import FederatedData
 from equipoise.errors import InvalidParameter
 from equipoise.solvers import SGD
 from made_clients import make_clients

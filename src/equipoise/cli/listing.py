@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from equipoise.data import ClientSet, FederatedData, Schema
     from equipoise.report.data.over_seeds import Spread
-    from equipoise.result import RunRecord
+    from equipoise.run_record import RunRecord
 
 
 def show_methods(console: Console, kinds: Iterable[str]) -> None:

@@ -21,6 +21,15 @@ import torch
 from torch import Tensor, nn
 
 _LIBRARIES = {"equipoise", "torch", "numpy"} | sys.stdlib_module_names
+_FORMER_MODULES = {  # of modules that were part of another one: checkpoints of before name their classes and functions by it
+    "equipoise.client_table": "equipoise.result",
+    "equipoise.data.federated_data": "equipoise.data.clients",
+    "equipoise.data.label_range": "equipoise.data.clients",
+    "equipoise.data.packed_rows": "equipoise.data.clients",
+    "equipoise.personal_models": "equipoise.result",
+    "equipoise.run_record": "equipoise.result",
+    "equipoise.run_summary": "equipoise.result",
+}
 _STORES = frozenset(("STORE_GLOBAL", "STORE_DEREF", "DELETE_GLOBAL"))  # a name that code writes to is a note, no constant
 
 
@@ -139,7 +148,7 @@ class _Description:
 
     def _function(self, function: types.FunctionType) -> Any:
         if _is_of_library(function.__module__):
-            return "function", f"{function.__module__}.{function.__qualname__}"
+            return "function", _library_name(function)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
         stored = _stored_names(function.__code__)
         around = [(name, self.of(_content(cell))) for name, cell in cells if name not in stored]
@@ -162,7 +171,7 @@ class _Description:
             if isinstance(_unwrapped(value), types.FunctionType | bool | int | float | str | tuple | Tensor)
             and name not in ("__module__", "__doc__", "__qualname__", "__firstlineno__", "__static_attributes__")
         ]
-        return f"{kind.__module__}.{kind.__qualname__}" if _is_of_library(kind.__module__) else kind.__qualname__, own
+        return _library_name(kind) if _is_of_library(kind.__module__) else kind.__qualname__, own
 
 
 def _array(value: Any) -> tuple[str, str, tuple[int, ...], str]:
@@ -179,6 +188,11 @@ def _is_of_library(module: str | None) -> bool:
     top = (module or "").partition(".")[0]
     file = vars(sys.modules[top]).get("__file__") if top in sys.modules else None
     return top in _LIBRARIES or "site-packages" in (file or "")
+
+
+def _library_name(value: type | types.FunctionType) -> str:
+    """The full name of a function or class of a library; one of ours that has moved keeps the module that it was in before."""
+    return f"{_FORMER_MODULES.get(value.__module__, value.__module__)}.{value.__qualname__}"
 
 
 def _names(code: types.CodeType) -> set[str]:

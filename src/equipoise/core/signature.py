@@ -14,7 +14,7 @@ from equipoise.core import trees
 from equipoise.errors import InvalidData
 
 if TYPE_CHECKING:
-    from equipoise.data.clients import FederatedData
+    from equipoise.data.federated_data import FederatedData
 
 Form = Literal["tensor", "tuple", "dict"]
 _KNOWN = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool)

@@ -24,7 +24,7 @@ from equipoise.core.params import ParameterLayout
 from equipoise.errors import EquipoiseError, IncompatibleParts, InvalidParameter, is_integer, require
 
 if TYPE_CHECKING:
-    from equipoise.data.clients import FederatedData
+    from equipoise.data.federated_data import FederatedData
 
 TRIED_ROWS = 256  # sequences among which those are chosen that padding is tried on
 PerExample = Callable[[Any, Any], Tensor]  # of trees of outputs and targets

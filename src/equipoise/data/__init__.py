@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from equipoise.data import partition, tabular
 from equipoise.data.bridges import from_folders, from_hugging_face, from_partitions
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
 from equipoise.data.convert import from_arrays, from_datasets, from_dict
+from equipoise.data.federated_data import FederatedData
 from equipoise.data.file_access import npz
 from equipoise.data.frames import csv, from_frame, parquet
 from equipoise.data.generators import digits, gaussian_means, label_shift, synthetic

@@ -10,8 +10,8 @@ import numpy as np
 
 from equipoise.core.abilities import is_part
 from equipoise.data.arrays import client_name, first_line
-from equipoise.data.clients import FederatedData
 from equipoise.data.convert import from_arrays, from_dict, pack_rows, refuse_untrained_classes
+from equipoise.data.federated_data import FederatedData
 from equipoise.data.file_access import PathLike
 from equipoise.data.ragged import Ragged
 from equipoise.errors import InvalidData, InvalidParameter, require, unknown_name

@@ -1,14 +1,12 @@
-"""Federated data: the examples of all clients packed one after the other, with offsets that say where each client begins."""
+"""A set of clients: the examples of all of them packed one after the other, with offsets that say where each client begins."""
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,15 +15,13 @@ from torch import Tensor
 from equipoise.core.rng import name_keys
 from equipoise.core.trees import leaves, map_tree, named_leaves
 from equipoise.data import leaves as leaf_of
+from equipoise.data.label_range import LabelRange, find_label_range
 from equipoise.data.leaves import shown_shape
+from equipoise.data.packed_rows import offsets_of, rows_in_turn
 from equipoise.data.ragged import MULTIPLE, Ragged
 from equipoise.data.store_state import StoredIds, StoreState
 from equipoise.data.visited import Visited
 from equipoise.errors import InvalidData, InvalidParameter, is_integer, require
-from equipoise.subgroups import checked_attributes
-from equipoise.types import Attack
-
-IGNORE = -100  # the usual class of places that losses ignore
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +56,7 @@ class ClientSet:
 
     @classmethod
     def trusted(cls, **given: Any) -> ClientSet:
-        """A set of fields, and of cached properties by their names, that need no checks."""
+        """A set made of fields, and of cached properties by their names, without any check."""
         made = object.__new__(cls)
         defaults = {each.name: each.default for each in fields(cls) if each.name in ("scale", "shift", "source")}
         for name, value in (defaults | given).items():
@@ -127,7 +123,7 @@ class ClientSet:
                 raise InvalidData(f"{where} holds NaN or infinity. Repair or drop that example.")
 
     def place(self, row: int) -> str:
-        """A row in words: whose it is, and the how-manieth of that client."""
+        """A row in words: whose it is, and its number among the rows of that client."""
         client = int(torch.searchsorted(self.offsets, row, right=True)) - 1
         return f"client {self.ids[client]!r}, row {row - int(self.offsets[client])}"
 
@@ -197,7 +193,7 @@ class ClientSet:
 
     @property
     def hashed(self) -> tuple[object, ...]:
-        """What stands for the clients in a fingerprint: all there is, or the checksums of a store and who is chosen there."""
+        """What stands for the clients in a fingerprint: ids and examples; of a store, its checksums and the chosen clients."""
         if self.store is not None:
             return self.store.digest, self.starts
         parts = *leaf_of.hashed_parts(self.x), *leaf_of.hashed_parts(self.y)
@@ -385,33 +381,15 @@ class ClientSet:
 
     @cached_property
     def label_ranges(self) -> dict[int, LabelRange | None]:
-        """What is known of the targets, by the ignored class."""
+        """The ranges of the classes that are known so far, by the class that is ignored."""
         return {}
 
     def label_range(self, ignore: int) -> LabelRange | None:
         """The smallest and the largest class, and whether some places are ignored; None if targets are not classes."""
         if ignore not in self.label_ranges:
-            self.label_ranges[ignore] = self._find_label_range(ignore)
+            origin = prefix(self.source)
+            self.label_ranges[ignore] = find_label_range(self.y, ignore, lambda row: f"{origin}{self.place(row)}")
         return self.label_ranges[ignore]
-
-    def _find_label_range(self, ignore: int) -> LabelRange | None:
-        if not isinstance(self.y, Tensor | Ragged) or self.y.is_floating_point():
-            return None
-        values = self.y.values if isinstance(self.y, Ragged) else self.y
-        lowest, highest = int(values.min()), int(values.max())
-        padded = isinstance(self.y, Ragged) and self.y.pad == ignore
-        if lowest > ignore or not bool((known := values != ignore).logical_not().any()):
-            return LabelRange(lowest, highest, padded)
-        self._refuse_examples_without_class(known)
-        if not bool(known.any()):
-            return LabelRange(0, 0, True)
-        return LabelRange(int(values[known].min()), int(values[known].max()), True)
-
-    def _refuse_examples_without_class(self, known: Tensor) -> None:
-        if (row := leaf_of.first_bare_row(self.y, known)) is not None:
-            raise InvalidData(
-                f"{prefix(self.source)}{self.place(row)} has no target that counts: all are of the ignored class. Drop it."
-            )
 
 
 def _unlike_clients(triples: list[tuple[str, Any, Any]], origin: str) -> InvalidData:
@@ -432,14 +410,6 @@ def _unlike_clients(triples: list[tuple[str, Any, Any]], origin: str) -> Invalid
     return InvalidData(f"{origin}the clients' inputs and targets differ in their kinds.")
 
 
-class LabelRange(NamedTuple):
-    """The smallest and the largest class of some targets, and whether some of their places are ignored."""
-
-    lowest: int
-    highest: int
-    ignored: bool
-
-
 def large_enough(sizes: Sequence[int], min_examples: int, source: object, noun: str = "client") -> list[int]:
     """The positions of the sizes that are at least `min_examples`; `source` and `noun` are for the error if there is none."""
     kept = [k for k, size in enumerate(sizes) if size >= min_examples]
@@ -452,119 +422,3 @@ def large_enough(sizes: Sequence[int], min_examples: int, source: object, noun: 
 def prefix(source: str) -> str:
     """The beginning of an error about data from a file or generator; empty without a name."""
     return f"{source}: " if source else ""
-
-
-def offsets_of(sizes: Tensor) -> Tensor:
-    """The first row of each of n clients that own `sizes` (n,) rows one after the other, and the number of rows: (n + 1,)."""
-    return torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-
-
-def rows_in_turn(starts: Tensor, sizes: Tensor) -> Tensor:
-    """The rows of clients one after another, whose first rows and sizes are `starts` (n,) and `sizes` (n,)."""
-    ends = sizes.cumsum(0)
-    return torch.arange(int(ends[-1])) + (starts - ends + sizes).repeat_interleave(sizes)
-
-
-def _hash_of(*values: object) -> str:
-    """A short hash of tensors and texts, the same on every machine."""
-    digest = hashlib.blake2b(digest_size=8)
-    for value in values:
-        if isinstance(value, Tensor):
-            digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        else:
-            digest.update(repr(value).encode())
-    return digest.hexdigest()
-
-
-@dataclass(frozen=True, eq=False)
-class FederatedData:
-    """Clients to train on, and clients to validate and test on.
-
-    There are two kinds of split: *by client* (`test` holds other clients, unseen in training) and *inside clients* (`test`
-    holds further examples of the training clients). The column `seen` of a result says which. Integer targets are classes;
-    places of the class `ignore_index` count neither in losses nor in errors. `schema` says how a table became these inputs.
-    """
-
-    train: ClientSet
-    validation: ClientSet | None = None
-    test: ClientSet | None = None
-    name: str = "data"
-    classes: int = 0  # 0: read from the targets
-    malicious: frozenset[str] = frozenset()  # ids of training clients under `attack` (equipoise.attacks.apply)
-    attack: Attack | None = None
-    ignore_index: int = IGNORE
-    schema: Any = None  # equipoise.data.Schema: how each column of a table was encoded; not part of the fingerprint
-    attributes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of clients, by name; not in the fingerprint
-
-    def __post_init__(self) -> None:
-        fix = "Without targets to ignore, leave it away."
-        require(is_integer(self.ignore_index), "ignore_index", "must be an integer", self.ignore_index, fix)
-        for split, clients in self.splits.items():
-            if not isinstance(clients, ClientSet):
-                raise InvalidParameter(
-                    split, "must be a ClientSet", type(clients).__name__,
-                    "Make the data by data.from_arrays(x, y, client) or data.from_dict({id: (x, y)}).",
-                )  # fmt: skip
-            if shown_shape(clients.x) != shown_shape(self.train.x):
-                raise InvalidData(
-                    f"{self.name}: examples of {split} have shape {shown_shape(clients.x)}, those of train "
-                    f"{shown_shape(self.train.x)}."
-                )
-            if _types(clients.y) != _types(self.train.y):
-                mine, other = (", ".join(str(leaf.dtype) for leaf in leaves(each.y)) for each in (clients, self.train))
-                raise InvalidData(f"{self.name}: targets of {split} are {mine}, those of train {other}.")
-        ranges = {name: labels for name, c in self.splits.items() if (labels := c.label_range(self.ignore_index)) is not None}
-        if not ranges:
-            return
-        lowest, highest = min(each.lowest for each in ranges.values()), max(each.highest for each in ranges.values())
-        if lowest < 0 or (self.classes and highest >= self.classes):
-            raise InvalidData(
-                f"{self.name}: classes must be 0 … {self.classes - 1 if self.classes else 'C − 1'}, "
-                f"found {lowest} … {highest}. Only {self.ignore_index} may stand for a target to ignore."
-            )
-        if not self.classes:
-            object.__setattr__(self, "classes", highest + 1)
-
-    @cached_property
-    def has_ignored(self) -> bool:
-        """Whether some targets are to be ignored."""
-        ranges = [clients.label_range(self.ignore_index) for clients in self.splits.values()]
-        return any(labels is not None and labels.ignored for labels in ranges)
-
-    def may_pad_further(self, rows: Tensor) -> bool:
-        """Whether there are sequences that a batch of these training rows would be padded further for."""
-        parts = [[leaf for leaf in (*leaves(c.x), *leaves(c.y)) if isinstance(leaf, Ragged)] for c in self.splits.values()]
-        return all(max(leaf.longest for leaf in each) > each[0].width(rows) for each in zip(*parts, strict=True))
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A short hash of all splits and examples: equal data have equal fingerprints."""
-        sets = [(name, *clients.hashed) for name, clients in self.splits.items()]
-        # The repr of a plain object holds its address in memory.
-        attacked = (sorted(self.malicious), re.sub(r" at 0x[0-9a-f]+", "", repr(self.attack))) if self.malicious else ()
-        ignored = (self.ignore_index,) if self.ignore_index != IGNORE else ()
-        return _hash_of(*(value for values in sets for value in values), *attacked, *ignored)
-
-    def with_attributes(self, attributes: Mapping[str, Mapping[str, Any]]) -> FederatedData:
-        """The data with attributes of clients, {name: {client id: value}}: tables and reports then show subgroups by them."""
-        return replace(self, attributes={**self.attributes, **checked_attributes(attributes)})
-
-    @property
-    def splits(self) -> dict[str, ClientSet]:
-        """The splits that are not None, by name."""
-        named = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: clients for name, clients in named.items() if clients is not None}
-
-    @property
-    def features(self) -> int:
-        """The number of input features of one example."""
-        return self.train.features
-
-    def __repr__(self) -> str:
-        splits = ", ".join(f"{name}: {len(c)} clients / {c.examples} examples" for name, c in self.splits.items())
-        return f"FederatedData({self.name!r}, {splits})"
-
-
-def _types(tree: Any) -> list[bool]:
-    return [leaf.is_floating_point() for leaf in leaves(tree)]

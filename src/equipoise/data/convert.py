@@ -11,8 +11,11 @@ from torch import Tensor
 from equipoise.core.abilities import is_part
 from equipoise.core.trees import leaves, map_tree
 from equipoise.data.arrays import as_tree, client_of_rows, first_line, row_counts, rows_by_client
-from equipoise.data.clients import IGNORE, ClientSet, FederatedData, offsets_of
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
+from equipoise.data.label_range import IGNORE
 from equipoise.data.leaves import first_bare_row, per_leaf, taken
+from equipoise.data.packed_rows import offsets_of
 from equipoise.data.ragged import Ragged
 from equipoise.data.splits import How, split, tell_of_untested
 from equipoise.data.visited import Visited, read_example

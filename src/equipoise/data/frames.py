@@ -17,8 +17,10 @@ from equipoise.core.trees import select
 from equipoise.data import splits
 from equipoise.data.arrays import client_of_rows, rows_by_client
 from equipoise.data.arrow_tables import Kind, TableColumn, arrow_table, check_names
-from equipoise.data.clients import ClientSet, FederatedData, offsets_of
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.data.file_access import PathLike
+from equipoise.data.packed_rows import offsets_of
 from equipoise.data.schema import Schema, TargetKind, tell_of_unseen
 from equipoise.data.splits import How, tell_of_untested
 from equipoise.data.table_files import parquet_files, read_csv

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from equipoise.core.rng import generator
 from equipoise.data.class_law import CLASSES, FLIPPED, INFORMATIVE, NOISE, published_law, random_law
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.data.partition import Partitioner, partitioner, to_clients
 from equipoise.data.splits import How, split, split_examples
 from equipoise.errors import require

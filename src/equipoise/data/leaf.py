@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.data.file_access import PathLike, load_json, targets
 from equipoise.data.text import WordVectors, encode_characters
 from equipoise.data.text import alphabet as alphabet_of

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.data.clients import ClientSet, FederatedData, large_enough
+from equipoise.data.clients import ClientSet, large_enough
+from equipoise.data.federated_data import FederatedData
 from equipoise.data.file_access import PathLike, data_file, load_arrays, load_json, npz
 from equipoise.data.partition import Partitioner, by_id, partitioner, to_clients
 from equipoise.data.splits import How, split, split_clients

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from equipoise.core.numbers import Numbers
 from equipoise.core.rng import first_uniforms, generator
-from equipoise.data.clients import IGNORE, ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
+from equipoise.data.label_range import IGNORE
 from equipoise.errors import InvalidParameter, notify, require, require_number
 
 How = Literal["clients", "examples"]

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from equipoise.core.numbers import Numbers
 from equipoise.core.trees import leaves
-from equipoise.data.clients import ClientSet, LabelRange
+from equipoise.data.clients import ClientSet
+from equipoise.data.label_range import LabelRange
 from equipoise.data.leaves import tree_like
 from equipoise.data.mapped_files import map_file
 from equipoise.data.ragged import Ragged

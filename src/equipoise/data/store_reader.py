@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from equipoise.core.task import TRIED_ROWS
-from equipoise.data.clients import FederatedData
+from equipoise.data.federated_data import FederatedData
 from equipoise.data.file_access import PathLike
 from equipoise.data.ragged import Ragged
 from equipoise.data.splits import How, split

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from equipoise.core.trees import named_leaves
-from equipoise.data.clients import ClientSet, FederatedData, LabelRange, rows_in_turn
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
+from equipoise.data.label_range import LabelRange
 from equipoise.data.leaves import taken
+from equipoise.data.packed_rows import rows_in_turn
 from equipoise.data.ragged import Ragged
 from equipoise.errors import InvalidData
 

@@ -19,8 +19,10 @@ from equipoise.core.files import DurableFile, locked, make_folder, remove, sync_
 from equipoise.core.numbers import Numbers
 from equipoise.core.trees import leaves
 from equipoise.data.client_batches import batches_of, batches_of_stream, leaf_bytes
-from equipoise.data.clients import IGNORE, ClientSet, FederatedData, LabelRange
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.data.file_access import PathLike
+from equipoise.data.label_range import IGNORE, LabelRange
 from equipoise.data.ragged import Ragged
 from equipoise.data.schema import Schema
 from equipoise.data.store_files import (

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from equipoise.core.trees import leaves, map_tree
-from equipoise.data.clients import ClientSet, FederatedData, rows_in_turn
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
+from equipoise.data.packed_rows import rows_in_turn
 from equipoise.data.ragged import Ragged
 from equipoise.data.read_ahead import ReadAhead
 from equipoise.data.store_rows import RowCheck

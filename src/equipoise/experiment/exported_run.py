@@ -16,7 +16,8 @@ from equipoise.experiment.config import RunConfig
 from equipoise.experiment.family_files import MANIFEST, SINGLE_MANIFEST, read_manifest, write_single
 from equipoise.experiment.folder import read_record
 from equipoise.experiment.run_files import RunFolder
-from equipoise.result import Result, RunRecord
+from equipoise.result import Result
+from equipoise.run_record import RunRecord
 
 
 def export_run(path: Path, *, trust: bool = False) -> list[Path]:

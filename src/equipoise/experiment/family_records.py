@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.algorithm import Algorithm
+from equipoise.client_table import ClientTable
 from equipoise.errors import ConfigError
 from equipoise.experiment.family_files import CLIENTS, MANIFEST, MEMBERS, read_manifest
 from equipoise.experiment.recorded import RecordedPart
 from equipoise.report.data.knob import MemberClients, knob_data
-from equipoise.result import ClientTable, RunRecord
+from equipoise.run_record import RunRecord
 from equipoise.runs.family import KNOBS, family_members
 
 

@@ -28,7 +28,8 @@ from equipoise.experiment.run_files import RunFolder, refuse_damaged_files, writ
 if TYPE_CHECKING:
     from equipoise.experiment.build import PreparedRun
     from equipoise.observers import EvaluationPoint
-    from equipoise.result import Result, RunRecord
+    from equipoise.result import Result
+    from equipoise.run_record import RunRecord
     from equipoise.runs.family import Family
     from equipoise.types import Observer
 
@@ -185,12 +186,13 @@ def read_records(path: str | Path) -> list[RunRecord]:
 
 
 def _read_records(path: str | Path) -> list[RunRecord]:
+    from equipoise.client_table import ClientTable
     from equipoise.experiment.config import read_toml
     from equipoise.experiment.recorded import read_config
     from equipoise.observers import History
     from equipoise.privacy.accounting import Spent
     from equipoise.privacy.observer_table import PrivacyTable
-    from equipoise.result import ClientTable, RunRecord
+    from equipoise.run_record import RunRecord
     from equipoise.runs.stopping import Stopped
     from equipoise.types import RoundReport
 

@@ -64,7 +64,7 @@ class TrialResult:
 
 def judge(folder: RunFolder, criterion: Criterion) -> float:
     """The criterion of a finished run, from its table of clients. A table with test clients is refused."""
-    from equipoise.result import ClientTable
+    from equipoise.client_table import ClientTable
 
     clients = ClientTable.from_parquet(folder.clients)
     if "test" in clients.split:

@@ -15,7 +15,8 @@ from equipoise.report.text.phrases import FEW_EXAMPLES
 from equipoise.risk.groups import Groups, checked_groups, group_name
 
 if TYPE_CHECKING:
-    from equipoise.result import ClientTable, RunRecord
+    from equipoise.client_table import ClientTable
+    from equipoise.run_record import RunRecord
 
 FORMAT = "equipoise model card 1"
 FEWEST = 5  # clients in a group whose figures are given: fewer would be nearly a client's own

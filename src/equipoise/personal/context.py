@@ -15,7 +15,7 @@ from equipoise.core import rng
 from equipoise.core.abilities import attack_traits
 from equipoise.core.task import Task
 from equipoise.core.update_checks import as_local_work
-from equipoise.data.clients import FederatedData
+from equipoise.data.federated_data import FederatedData
 from equipoise.errors import EquipoiseNotice
 from equipoise.report.text.phrases import listed
 from equipoise.types import Cohort, Engine

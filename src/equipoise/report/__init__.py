@@ -13,7 +13,7 @@ from equipoise.core.files import write_atomically
 from equipoise.errors import InvalidParameter, require
 
 if TYPE_CHECKING:
-    from equipoise.result import RunRecord
+    from equipoise.run_record import RunRecord
 
 __all__ = ["export_figures", "histogram_picture", "write_report", "write_table"]
 

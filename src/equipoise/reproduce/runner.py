@@ -20,7 +20,7 @@ from torch import nn
 
 from equipoise.core.devices import usable_device
 from equipoise.core.files import write_atomically
-from equipoise.data.clients import FederatedData
+from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Simulator
 from equipoise.errors import ConfigError, Diverged, InvalidParameter, require, unknown_name
 from equipoise.metrics import mean

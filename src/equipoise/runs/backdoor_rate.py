@@ -10,11 +10,12 @@ from torch import Tensor
 
 from equipoise.client_metrics import ClientMetrics, SummedMetric
 from equipoise.core.abilities import attack_traits, engine_traits
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.types import Engine, PersonalWork
 
 if TYPE_CHECKING:
-    from equipoise.result import ClientTable
+    from equipoise.client_table import ClientTable
 
 COLUMN = "backdoor_success"
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from equipoise.core import rng
 from equipoise.core.abilities import evaluates_samples
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.errors import IncompatibleParts, is_integer, require
 from equipoise.types import Engine, EngineTraits
 

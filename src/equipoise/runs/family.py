@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
+from equipoise.client_table import ClientTable
 from equipoise.compare import Comparison
 from equipoise.core.carried import join_model
 from equipoise.core.numbers import plain_values
@@ -30,7 +31,7 @@ from equipoise.errors import Diverged, EquipoiseNotice, InvalidData, InvalidPara
 from equipoise.observers import History
 from equipoise.report import write_report
 from equipoise.report.data.knob import MemberClients, knob_data
-from equipoise.result import ClientTable, Result
+from equipoise.result import Result
 from equipoise.risk import QFair, Superquantile, Tilted
 from equipoise.risk.groups import Groups
 from equipoise.runs.checkpoint import Checkpoints

@@ -11,11 +11,12 @@ from contextvars import ContextVar
 
 import torch
 
+from equipoise.client_table import NOT_EVALUATED
 from equipoise.errors import AFTER_THE_LAST, Diverged, EquipoiseNotice
 from equipoise.metrics import mean
 from equipoise.observers import Evaluation
 from equipoise.report.text.phrases import untrained_words
-from equipoise.result import NOT_EVALUATED, Result
+from equipoise.result import Result
 from equipoise.runs.input_scales import cause_of_divergence, unscaled_inputs
 from equipoise.runs.setup import Setting
 from equipoise.types import RoundReport

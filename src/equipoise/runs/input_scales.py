@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.trees import named_leaves
-from equipoise.data.clients import FederatedData
+from equipoise.data.federated_data import FederatedData
 from equipoise.runs.setup import Setting
 
 FAR = 10.0  # a mean or a deviation beyond this, or below its inverse squared, is far from 1

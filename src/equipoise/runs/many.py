@@ -20,7 +20,7 @@ from equipoise.compare import Comparison
 from equipoise.core.equality import same_but_for_training, same_part
 from equipoise.core.numbers import plain_values
 from equipoise.core.task import PerExample, Task
-from equipoise.data.clients import FederatedData
+from equipoise.data.federated_data import FederatedData
 from equipoise.errors import Diverged, EquipoiseError, EquipoiseNotice, ObserverFailed, is_integer, require
 from equipoise.report.text.phrases import listed
 from equipoise.result import Result

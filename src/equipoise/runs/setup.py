@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
 from equipoise.client_metrics import ClientMetrics
+from equipoise.client_table import ClientTable
 from equipoise.core.abilities import engine_traits, is_part, read
 from equipoise.core.signature import Signature
 from equipoise.core.task import PerExample, Task
 from equipoise.core.trees import map_tree
-from equipoise.data.clients import FederatedData
+from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Loop, Ray, Simulator
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter, is_integer, require
 from equipoise.models.adapters import WHY_NOT_BOTH, freeze_lora_a, trains_lora_a
@@ -27,7 +28,8 @@ from equipoise.observers import Evaluation, History
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.finetune import Adaptation
 from equipoise.personal.personal_run import PersonalRun
-from equipoise.result import ClientTable, PersonalModels, Result
+from equipoise.personal_models import PersonalModels
+from equipoise.result import Result
 from equipoise.round import Unprotected
 from equipoise.runs.averaged_model import AveragedModel
 from equipoise.runs.backdoor_rate import BackdoorProbe

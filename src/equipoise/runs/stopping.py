@@ -11,9 +11,9 @@ from equipoise.errors import IncompatibleParts, InvalidParameter, require, requi
 
 if TYPE_CHECKING:  # a configuration has such a rule, and reading one need not wait for torch
     from equipoise.client_metrics import ClientMetrics
-    from equipoise.data.clients import FederatedData
+    from equipoise.client_table import ClientTable
+    from equipoise.data.federated_data import FederatedData
     from equipoise.metrics import Summary
-    from equipoise.result import ClientTable
     from equipoise.types import PersonalWork, PrivacyTraits, ServerState
 
 SPLITS = ("train", "validation", "test")

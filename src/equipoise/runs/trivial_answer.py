@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from equipoise.core import trees
 from equipoise.core.binary_error import wrong_half, wrong_sign
 from equipoise.core.task import misclassified
-from equipoise.data.clients import ClientSet, FederatedData, rows_in_turn
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
+from equipoise.data.packed_rows import rows_in_turn
 from equipoise.report.data.over_seeds import MEAN
 
 if TYPE_CHECKING:
+    from equipoise.client_table import ClientTable
     from equipoise.core.task import Task
-    from equipoise.result import ClientTable
 
 CLASS = "most frequent class"
 

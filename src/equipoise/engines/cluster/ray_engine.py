@@ -23,7 +23,8 @@ from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import solver_traits
 from equipoise.core.task import Task
 from equipoise.core.update_checks import with_carried
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.engines.cluster.packing import joined, message, pack
 from equipoise.engines.cluster.piece_work import Phase, PieceSums, Stretch, add_sums
 from equipoise.engines.cluster.pieces import SCORING, TRAINING, JobPieces, add_nodes, cut_job, split_by_job

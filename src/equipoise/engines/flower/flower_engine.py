@@ -20,11 +20,13 @@ import torch
 from torch import Tensor
 
 from equipoise.client_metrics import ClientMetrics
+from equipoise.client_table import ClientTable
 from equipoise.core.abilities import solver_traits
 from equipoise.core.carried import mean_carried
 from equipoise.core.task import Task
 from equipoise.core.update_checks import checked_norms, longest_square, with_carried
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.engines.flower.apps.members import Member
 from equipoise.engines.flower.apps.run_control import RunControl
 from equipoise.engines.flower.apps.welcome import Welcome
@@ -46,7 +48,6 @@ from equipoise.engines.flower.transport.part_messages import pack_part
 from equipoise.errors import EquipoiseError, EquipoiseNotice
 from equipoise.personal.context import PersonalContext
 from equipoise.privacy.protected import Protected
-from equipoise.result import ClientTable
 from equipoise.runs.normalised_work import steps_of
 from equipoise.solvers.prepared import GRADIENT
 from equipoise.types import (

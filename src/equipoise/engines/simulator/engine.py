@@ -26,7 +26,8 @@ from equipoise.core.carried import count_carried
 from equipoise.core.devices import usable_device
 from equipoise.core.task import Task, misclassified
 from equipoise.core.update_checks import checked_norms, longest_square, with_carried
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
 from equipoise.engines.device_sets import DeviceSets
 from equipoise.engines.simulator import paths as local_paths
 from equipoise.engines.simulator.assignments import (

@@ -13,7 +13,7 @@ from torch import Tensor
 from equipoise.report.data.results_by_method import MethodResults, Numbers, Study
 
 if TYPE_CHECKING:
-    from equipoise.result import ClientTable
+    from equipoise.client_table import ClientTable
 
 LEAST_SEEDS = 3  # of an interval; with two seeds both are shown
 _ALIKE = 1e-9  # changes below this share of the error are rounding

@@ -14,7 +14,7 @@ from torch import Tensor
 from equipoise.metrics import summarise
 
 if TYPE_CHECKING:
-    from equipoise.result import ClientTable
+    from equipoise.client_table import ClientTable
 
 BINS = 20
 NAMED = 8  # clients that are named among those that gain most, and lose most

@@ -15,7 +15,8 @@ from equipoise.metrics import Interval, Summary, mean, summarise
 from equipoise.types import PersonalTraits
 
 if TYPE_CHECKING:
-    from equipoise.result import ClientTable, RunRecord
+    from equipoise.client_table import ClientTable
+    from equipoise.run_record import RunRecord
 
 MEAN = "mean of the targets"  # the trivial answer where a number is predicted
 FIGURES = {

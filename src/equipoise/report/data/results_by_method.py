@@ -28,7 +28,8 @@ from equipoise.report.text.sentences import (
 )
 
 if TYPE_CHECKING:
-    from equipoise.result import ClientTable, RunRecord
+    from equipoise.client_table import ClientTable
+    from equipoise.run_record import RunRecord
 
 Numbers = NDArray[np.float64]
 GRID = np.arange(0.5, 100.25, 0.5)  # the percents at which percentile curves are drawn; 50 and 90 are among them

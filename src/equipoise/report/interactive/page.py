@@ -29,7 +29,7 @@ from equipoise.report.text.tables import nonbreaking, numbers_table, swatch
 from equipoise.report.text.worst import worst_clients
 
 if TYPE_CHECKING:
-    from equipoise.result import ClientTable
+    from equipoise.client_table import ClientTable
 
 OF_SINGLE_CLIENTS = ("histogram", "percentiles", "tradeoff", "sizes", "own", "gains")  # figures
 MOST_CLIENTS = 50_000  # rows of the table of all clients: a page of some megabytes

@@ -15,7 +15,7 @@ from equipoise.report.text.tables import BACKDOOR, backdoor_table, malicious_tab
 
 if TYPE_CHECKING:
     from equipoise.privacy.accounting import Spent
-    from equipoise.result import RunRecord
+    from equipoise.run_record import RunRecord
 
 MALICIOUS_NAMES = 8  # malicious clients named
 NOT_COVERED = "ε covers the released models; metrics of training clients, logs and this report are not covered by ε."

@@ -13,7 +13,7 @@ from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of, trivia
 from equipoise.report.text.phrases import capital, listed, remarks
 
 if TYPE_CHECKING:
-    from equipoise.result import RunRecord
+    from equipoise.run_record import RunRecord
 
 _UNITLESS = {
     "angle": "angle",

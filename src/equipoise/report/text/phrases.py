@@ -14,7 +14,7 @@ from equipoise.report.data.over_seeds import (
 )
 
 if TYPE_CHECKING:
-    from equipoise.result import RunRecord
+    from equipoise.run_record import RunRecord
 
 FEW_EXAMPLES = 5  # a client's error on fewer is mostly chance
 SHARED = "  shared model"  # the row below a method whose clients are served their own models

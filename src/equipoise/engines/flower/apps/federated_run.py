@@ -19,7 +19,7 @@ from torch import nn
 from equipoise.algorithm import Algorithm
 from equipoise.core.files import locked, write_atomically
 from equipoise.core.task import Task
-from equipoise.data.clients import FederatedData
+from equipoise.data.federated_data import FederatedData
 from equipoise.engines.flower.apps.fixed_rounds import refuse_more_rounds
 from equipoise.engines.flower.apps.introductions import Introductions
 from equipoise.engines.flower.apps.members import Member, make_stand_in, natural_order

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from equipoise.client_table import MEAN_OF, NOT_EVALUATED, ClientTable
 from equipoise.core.abilities import solver_traits
 from equipoise.core.fingerprints import tensors_fingerprint
 from equipoise.engines.flower.secure.masked_sums import (
@@ -38,12 +39,11 @@ from equipoise.privacy.release_book import ReleaseBook
 from equipoise.privacy.secure_aggregate import mean_of_sum, secure_row_length, tail_is_large_enough
 from equipoise.privacy.secure_histogram import require_equal_weights
 from equipoise.privacy.secure_sum import centred, required_modulus
-from equipoise.result import MEAN_OF, NOT_EVALUATED, ClientTable
 from equipoise.types import Cohort, Combined, Engine, LocalSolver, RiskValue, RunSize, ServerState
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
-    from equipoise.data.clients import FederatedData
+    from equipoise.data.federated_data import FederatedData
     from equipoise.engines.flower.flower_engine import FlowerEngine
     from equipoise.round import Plan
 

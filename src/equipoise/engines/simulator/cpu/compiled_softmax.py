@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from equipoise.core.task import Task, cross_entropy
-from equipoise.data.clients import IGNORE, ClientSet
+from equipoise.data.clients import ClientSet
+from equipoise.data.label_range import IGNORE
 from equipoise.engines.simulator.client_queue import ClientQueue
 from equipoise.engines.simulator.cpu.c_library import library
 from equipoise.engines.simulator.linear_blocks import has_one_score, weight_shape, why_not_linear

@@ -1,0 +1,326 @@
+"""The table of clients: one row per client and split, with its loss, error and metrics; its summaries and its files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from equipoise.client_metrics import ClientMetrics
+from equipoise.core.abilities import engine_traits
+from equipoise.core.files import write_atomically
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
+from equipoise.errors import InvalidParameter
+from equipoise.metrics import Interval, Summary, mean_interval, percentile_interval, summarise, summarise_metric
+from equipoise.subgroups import NO_VALUE, Subgroup, subgroups_of
+from equipoise.types import Engine
+
+COLUMNS = ("client", "split", "seen", "size", "loss", "error")
+# Columns of runs under attack, of runs with personal models, and of runs whose trivial answer is known.
+OPTIONAL = ("malicious", "personal_loss", "personal_error", "trivial_error")
+METRICS = "equipoise.metrics"  # the key of what a Parquet file says about its metrics
+PERSONAL = "personal_"  # before the name of a metric: of clients' own models
+NOT_EVALUATED = "not evaluated"  # stands for a client in the row of a split that nobody could be asked about
+MEAN_OF = "mean of {} clients"  # stands for a client in the row of a split of which secure sums tell the mean alone
+
+
+@dataclass(frozen=True, eq=False)
+class ClientTable:
+    """One row per client and split: id, split, whether it is a training client, examples, mean loss, mean error.
+
+    Loss and error are those of the shared model. Where clients have models of their own, `personal_loss` and `personal_error`
+    are theirs (NaN for clients without one), and `served_loss` and `served_error` those of the model that a client is served.
+    `metrics` are further columns by name, NaN for a client without a value; `personal_metrics` are those of own models.
+    Under attack `malicious` marks the attackers; summaries are over all other clients. `trivial_error` is the error of giving
+    every example the same answer, `trivial_answer`: the class that is most frequent in training, or the mean of the training
+    targets. Iterating gives dictionaries, so `pandas.DataFrame(table)` works. Source: ours.
+
+    >>> table = ClientTable(
+    ...     ("anna", "ben"), ("test", "test"), torch.tensor([True, False]), torch.tensor([30, 12]),
+    ...     loss=torch.tensor([0.2, 0.9]), error=torch.tensor([0.1, 0.5]),
+    ... )
+    >>> table.worst(1)[0]["client"], table["size"].tolist(), len(table.where("test"))
+    ('ben', [30, 12], 2)
+    >>> round(table.summaries()["test"]["error"].mean, 6)
+    0.3
+    """
+
+    client: tuple[str, ...]  # R ids
+    split: tuple[str, ...]  # R times "train", "validation" or "test"
+    seen: Tensor  # (R,) bool: whether the client took part in training
+    size: Tensor  # (R,) int64: its examples in this split
+    loss: Tensor  # (R,) float64: mean loss of the shared model over its examples
+    error: Tensor  # (R,) float64: mean error of the shared model
+    malicious: Tensor | None = None  # (R,) bool; None without an attack
+    personal_loss: Tensor | None = None  # (R,) float64: of clients' own models, NaN for clients without one
+    personal_error: Tensor | None = None  # (R,) float64: of clients' own models, NaN for clients without one
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)  # (R,) float64 each, by name
+    personal_metrics: Mapping[str, Tensor] = field(default_factory=dict)  # (R,) float64 each, of clients' own models
+    higher_is_better: Mapping[str, bool] = field(default_factory=dict)  # of each metric
+    attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of the clients, R values each
+    miss: float | None = None  # ζ of conformal sets, whose coverage and size are metrics
+    trivial_error: Tensor | None = None  # (R,) float64: of one answer for all examples
+    trivial_answer: str = ""  # "most frequent class" or "mean of the targets"
+
+    @classmethod
+    def evaluate(
+        cls,
+        engine: Engine,
+        params: Tensor,
+        data: FederatedData,
+        sample: Mapping[str, Tensor] | None = None,
+        metrics: ClientMetrics | None = None,
+    ) -> ClientTable:
+        """The table of every client of every split with the model `params`.
+
+        Of a split that `sample` names, only the clients at the given positions are evaluated.
+        """
+        scores, measured = {}, []
+        measure = engine_traits(engine).measure if metrics else None
+        for split, clients in data.splits.items():
+            which = None if sample is None else sample.get(split)
+            if which is None:
+                scores[split] = (clients, *engine.evaluate(params, clients))
+            else:
+                scores[split] = (clients.select(which), *engine.evaluate(params, clients, which))
+            if measure is not None:
+                measured.append(measure(params, clients, metrics, which))
+        table = cls.of(data, scores)
+        return table if metrics is None or not measured else table.with_metrics(metrics, torch.cat(measured, 1))
+
+    def with_metrics(self, metrics: ClientMetrics, values: Tensor) -> ClientTable:
+        """The table with further columns: the value of each metric for each row, (M, R)."""
+        named = dict(zip(metrics.functions, values, strict=True))
+        return replace(self, metrics=named, higher_is_better=metrics.higher_is_better)
+
+    @classmethod
+    def of(cls, data: FederatedData, scores: Mapping[str, tuple[ClientSet, Tensor, Tensor]]) -> ClientTable:
+        """The table of clients of `data`: `scores` has, by split, the clients with their mean losses and their mean errors."""
+        ids, splits = zip(*((i, split) for split, (clients, _, _) in scores.items() for i in clients.ids), strict=True)
+        trained = {split: split == "train" or data.train.find(clients) >= 0 for split, (clients, _, _) in scores.items()}
+        seen = torch.cat([torch.as_tensor(trained[split]).expand(len(clients)) for split, (clients, _, _) in scores.items()])
+        malicious = torch.tensor([i in data.malicious for i in ids]) if data.attack is not None else None
+        numbers = ((clients.sizes.cpu(), loss, error) for clients, loss, error in scores.values())
+        size, loss, error = map(torch.cat, zip(*numbers, strict=True))
+        attributes = {name: tuple(given.get(i, NO_VALUE) for i in ids) for name, given in data.attributes.items()}
+        return cls(ids, splits, seen, size, loss, error, malicious, attributes=attributes)
+
+    def unseen(self) -> ClientTable:
+        """The table with every client marked as one that took no part in training."""
+        return replace(self, seen=torch.zeros_like(self.seen))
+
+    def with_personal(self, scores: Mapping[str, tuple[Tensor, ...]]) -> ClientTable:
+        """The table with loss, error and metrics of clients' own models, given by split, in the order of its rows."""
+        loss, error, *more = (torch.cat(each) for each in zip(*(scores[s] for s in dict.fromkeys(self.split)), strict=True))
+        named = dict(zip(self.metrics, more, strict=True))
+        return replace(self, personal_loss=loss, personal_error=error, personal_metrics=named)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns of this table."""
+        named = (*self.metrics, *(f"{PERSONAL}{name}" for name in self.personal_metrics))
+        return COLUMNS + tuple(name for name in OPTIONAL if getattr(self, name) is not None) + named + tuple(self.attributes)
+
+    @property
+    def has_own(self) -> bool:
+        """Whether some of these clients have a model of their own."""
+        return self.personal_error is not None and not bool(self.personal_error.isnan().all())
+
+    @property
+    def served_loss(self) -> Tensor:
+        """The loss of each client with the model that it is served: its own if it has one, else the shared one."""
+        own = self.personal_loss
+        return self.loss if own is None else torch.where(own.isnan(), self.loss, own)
+
+    @property
+    def served_error(self) -> Tensor:
+        """The error of each client with the model that it is served: its own if it has one, else the shared one."""
+        own = self.personal_error
+        return self.error if own is None else torch.where(own.isnan(), self.error, own)
+
+    @property
+    def served_metrics(self) -> dict[str, Tensor]:
+        """The metrics of each client with the model that it is served: its own if it has one, else the shared one."""
+        if self.personal_error is None:
+            return dict(self.metrics)
+        own, without = self.personal_metrics, self.personal_error.isnan()
+        return {name: torch.where(without, shared, own.get(name, shared)) for name, shared in self.metrics.items()}
+
+    def __len__(self) -> int:
+        return len(self.client)
+
+    def __getitem__(self, column: str) -> Tensor | tuple[str, ...]:
+        """A column by name."""
+        if column not in self.columns:
+            raise InvalidParameter("column", f"must be one of {', '.join(self.columns)}", column)
+        if column in self.attributes:
+            return self.attributes[column]
+        if column in self.metrics:
+            return self.metrics[column]
+        if column.removeprefix(PERSONAL) in self.personal_metrics and column not in OPTIONAL:
+            return self.personal_metrics[column.removeprefix(PERSONAL)]
+        values: Tensor | tuple[str, ...] = getattr(self, column)
+        return values
+
+    def __iter__(self) -> Iterator[dict[str, object]]:
+        columns = {name: self[name] for name in self.columns}
+        plain = {name: v.tolist() if isinstance(v, Tensor) else v for name, v in columns.items()}
+        for i in range(len(self)):
+            yield {name: values[i] for name, values in plain.items()}
+
+    def __repr__(self) -> str:
+        wide = {name: max(12, len(name)) for name in self.columns}
+        lines = ["  ".join(f"{name:>{width}}" for name, width in wide.items())]
+        lines += [
+            "  ".join(f"{v:>{wide[name]}.4f}" if isinstance(v, float) else f"{v!s:>{wide[name]}}" for name, v in row.items())
+            for row in itertools.islice(self, 5)
+        ]
+        if len(self) > 5:
+            lines.append(f"… {len(self)} rows")
+        return "\n".join(lines)
+
+    def where(self, split: str) -> ClientTable:
+        """The rows of one split."""
+        rows = [i for i, s in enumerate(self.split) if s == split]
+        if not rows:
+            raise InvalidParameter("split", f"must be one of {', '.join(sorted(set(self.split)))}", split)
+        return self.take(torch.tensor(rows))
+
+    @property
+    def clients_in_mean(self) -> int | None:
+        """How many clients the only row is the mean of, under secure sums; 0 if none answered, None if each row is a client."""
+        if len(self.client) != 1:
+            return None
+        if self.client[0] == NOT_EVALUATED:
+            return 0
+        count = next((word for word in self.client[0].split() if word.isdecimal()), "")
+        return int(count) if self.client[0] == MEAN_OF.format(count) else None
+
+    def take(self, rows: Tensor) -> ClientTable:
+        """The rows at some positions."""
+        client, split = (tuple(values[i] for i in rows.tolist()) for values in (self.client, self.split))
+        plain = {name: values[rows] for name in COLUMNS + OPTIONAL if isinstance(values := getattr(self, name), Tensor)}
+        metrics, own = ({name: v[rows] for name, v in each.items()} for each in (self.metrics, self.personal_metrics))
+        attributes = {name: tuple(values[i] for i in rows.tolist()) for name, values in self.attributes.items()}
+        return ClientTable(
+            client, split, **plain, metrics=metrics, personal_metrics=own, higher_is_better=self.higher_is_better,
+            attributes=attributes, miss=self.miss, trivial_answer=self.trivial_answer,
+        )  # fmt: skip
+
+    def subgroups(self, attribute: str, split: str) -> list[Subgroup]:
+        """Mean, 90th percentile and gap of the clients of each value of an attribute, with 95 % intervals."""
+        return subgroups_of(self, attribute, split)
+
+    @property
+    def benign(self) -> ClientTable:
+        """The rows of clients that are not malicious; all rows if no client is malicious, or if all are."""
+        if self.malicious is None or bool(self.malicious.all()) or not bool(self.malicious.any()):
+            return self
+        return self.take((~self.malicious).nonzero().flatten())
+
+    def summaries(self) -> dict[str, dict[str, Summary]]:
+        """Per split, the summary of losses, errors and metrics: weighted by examples on training clients, unweighted elsewhere.
+
+        They are of the model that each client is served, over benign clients; "shared_loss" and "shared_error" are there for
+        the shared model where clients have their own.
+        """
+        result = {}
+        for split in dict.fromkeys(self.split):
+            rows = self.where(split).benign
+            columns = rows._judged_columns().items()
+            weights = weights_in_means(rows, split)
+            result[split] = {name: summarise(values, rows.size, weights) for name, values in columns}
+            for name, values in rows.served_metrics.items():
+                higher = self.higher_is_better[name]
+                result[split][name] = summarise_metric(values, rows.size, weights, higher_is_better=higher)
+        return result
+
+    def intervals(self, split: str) -> dict[str, dict[str, Interval]]:
+        """For each column of `summaries`, 95 % intervals of "mean" and "percentile_90" over all clients of a split.
+
+        The table must hold a random sample of the clients of that split.
+        """
+        rows = self.where(split).benign
+        weights = weights_in_means(rows, split)
+        return {
+            name: {"mean": mean_interval(values, weights), "percentile_90": percentile_interval(values, 90, weights)}
+            for name, values in rows._judged_columns().items()
+        }
+
+    def _judged_columns(self) -> dict[str, Tensor]:
+        columns = {"loss": self.served_loss, "error": self.served_error}
+        return columns | ({"shared_loss": self.loss, "shared_error": self.error} if self.has_own else {})
+
+    def worst(self, count: int = 10) -> list[dict[str, object]]:
+        """The rows of benign clients with the largest error (then loss) of the model that they are served, worst first.
+
+        A client with few examples (`size`) may be here by chance alone.
+        """
+        rows = self.benign
+        pairs = zip(rows.served_error.tolist(), rows.served_loss.tolist(), strict=True)
+        order = sorted(range(len(rows)), key=list(pairs).__getitem__, reverse=True)[:count]
+        return list(rows.take(torch.tensor(order, dtype=torch.int64)))
+
+    def to_parquet(self, path: str | Path, **constants: str | int) -> Path:
+        """Write the rows as Parquet, with further columns of one value each; the file is whole or absent."""
+        import pyarrow
+        import pyarrow.parquet
+
+        values = {name: self[name] for name in self.columns}
+        columns: dict[str, object] = {n: v.numpy() if isinstance(v, Tensor) else list(v) for n, v in values.items()}
+        columns |= {name: [value] * len(self) for name, value in constants.items()}
+        buffer, table = io.BytesIO(), pyarrow.table(columns)
+        if self.metrics or self.attributes or self.trivial_answer:
+            about = {
+                "higher_is_better": dict(self.higher_is_better), "attributes": list(self.attributes), "miss": self.miss,
+                "trivial_answer": self.trivial_answer,
+            }  # fmt: skip
+            table = table.replace_schema_metadata({METRICS: json.dumps(about)})
+        pyarrow.parquet.write_table(table, buffer)
+        return write_atomically(Path(path), buffer.getvalue())
+
+    @classmethod
+    def from_parquet(cls, path: str | Path | io.BytesIO) -> ClientTable:
+        """The rows of a Parquet file that `to_parquet` wrote, or of its content."""
+        import pyarrow.parquet
+
+        schema = pyarrow.parquet.read_schema(path)
+        stored, about = set(schema.names), json.loads((schema.metadata or {}).get(METRICS.encode(), b"{}"))
+        higher: dict[str, bool] = about.get("higher_is_better", {})
+        own = [f"{PERSONAL}{name}" for name in higher if f"{PERSONAL}{name}" in stored]
+        names = [name for name in COLUMNS + OPTIONAL if name in COLUMNS or name in stored]
+        named: list[str] = about.get("attributes", [])
+        table = pyarrow.parquet.read_table(path, columns=[*names, *higher, *own, *named]).to_pydict()
+        kinds = {"seen": torch.bool, "malicious": torch.bool, "size": torch.int64}
+        tensors = {
+            name: torch.tensor(table[name], dtype=kinds.get(name, torch.float64)) for name in (*names[2:], *higher, *own)
+        }
+        metrics = {name: tensors.pop(name) for name in higher}
+        personal = {name.removeprefix(PERSONAL): tensors.pop(name) for name in own}
+        client, split = tuple(table["client"]), tuple(table["split"])
+        attributes = {name: tuple(table[name]) for name in named}
+        return cls(
+            client, split, **tensors, metrics=metrics, personal_metrics=personal, higher_is_better=higher,
+            attributes=attributes, miss=about.get("miss"), trivial_answer=about.get("trivial_answer", ""),
+        )  # fmt: skip
+
+    def to_csv(self, path: str | Path) -> Path:
+        """Write the rows as CSV; the file is whole or absent."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns)
+        writer.writeheader()
+        writer.writerows(self)
+        return write_atomically(Path(path), text.getvalue().encode())
+
+
+def weights_in_means(table: ClientTable, split: str) -> Tensor | None:
+    """The weight of each row (R,) in means over a split: its examples among training clients; None, all alike, elsewhere."""
+    return table.size.double() if split == "train" else None

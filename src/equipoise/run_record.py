@@ -1,0 +1,111 @@
+"""The record of a run: all that a report needs of a finished run, without its model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from equipoise.algorithm import Algorithm
+from equipoise.client_table import ClientTable, weights_in_means
+from equipoise.core.error_names import error_words
+from equipoise.metrics import summarise
+from equipoise.observers import History
+from equipoise.report import write_report
+from equipoise.run_summary import RunSummary
+from equipoise.subgroups import Subgroup
+
+if TYPE_CHECKING:
+    from equipoise.experiment.recorded import RecordedAlgorithm
+    from equipoise.privacy.accounting import Spent
+    from equipoise.privacy.observer_table import PrivacyTable
+
+
+@dataclass(frozen=True)
+class NoTraining:
+    """Stands for the algorithm of a model that was evaluated and not trained."""
+
+    personal: None = None
+    privacy: None = None
+
+    def __repr__(self) -> str:
+        return "evaluated as it is, without training"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RunRecord:
+    """A finished run without its model: all that a report needs."""
+
+    name: str  # what reports call the run
+    algorithm: Algorithm | RecordedAlgorithm | NoTraining  # what was minimised, and how
+    seed: int  # of cohorts, batches and noise
+    clients: ClientTable  # one row per client and split
+    history: History  # figures of every round and evaluation
+    seconds: float  # that the run took
+    data: str  # the name of the data
+    rounds: int  # that were run
+    clients_per_round: int  # that were drawn for each round
+    error_is_loss: bool = False  # whether the task has no error besides its loss
+    epsilon: Spent | None = None  # the privacy spent, under differential privacy
+    privacy: PrivacyTable | None = None  # ε by observer; None for runs of version 0.1
+    sampled: dict[str, tuple[int, int]] | None = None  # clients evaluated and clients there are, by split; None: all of them
+    error_name: str = ""  # what the error measures, e.g. "squared error"; empty if it is not known
+    target: str = ""  # the column that is predicted, if the data are a table
+    data_version: str = ""  # tells data of one name apart: equal for runs on the same data
+
+    def __repr__(self) -> str:
+        about = f"{self.name!r}, seed {self.seed}, {self.rounds} rounds on {self.data!r}"
+        return f"{type(self).__name__}({about})\n{self.summary()}"
+
+    @property
+    def measured(self) -> str:
+        """Which error it is, and of which column, e.g. "squared error of price"; "error" or "loss" if that is not known."""
+        named = error_words(self.error_name, self.target)
+        if self.error_is_loss:
+            return f"loss ({named})" if named else "loss"
+        return named or "error"
+
+    @property
+    def judged_on(self) -> str:
+        """The split that summaries are about: test clients if there are any, else validation, else training clients."""
+        return next(s for s in ("test", "validation", "train") if s in self.clients.split)
+
+    def summary(self, split: str | None = None) -> RunSummary:
+        """Mean, 90th percentile, worst 10 % and standard deviation over the clients of a split; without one, of `judged_on`."""
+        split = split or self.judged_on
+        rows = self.clients.where(split)
+        benign = rows.benign
+        figures, sample = rows.summaries()[split], self.sample_of(split)
+        answered, weights = benign.trivial_error, weights_in_means(benign, split)
+        trivial = None if answered is None else summarise(answered, benign.size, weights)
+        return RunSummary(
+            self.name, split, not bool(rows.seen.any()), figures["error"], figures["loss"], figures.get("shared_error"),
+            len(rows) - len(benign), sample, {} if sample is None else rows.intervals(split),
+            {name: figures[name] for name in rows.metrics}, tuple(rows.personal_metrics), self.error_name, self.target,
+            trivial, rows.trivial_answer,
+        )  # fmt: skip
+
+    def judged_by(self, split: str | None) -> Self:
+        """The record whose summaries are about `split`: it has no rows of splits that would be judged instead."""
+        if split is None or split == self.judged_on:
+            return self
+        self.clients.where(split)  # refuses a split that is not there
+        order = ("train", "validation", "test")
+        kept = order[: order.index(split) + 1]
+        rows = torch.tensor([i for i, each in enumerate(self.clients.split) if each in kept])
+        return replace(self, clients=self.clients.take(rows))
+
+    def subgroups(self, attribute: str, split: str | None = None) -> list[Subgroup]:
+        """Mean, 90th percentile and gap of the clients of each value of an attribute, with 95 % intervals, worst first."""
+        return self.clients.subgroups(attribute, split or self.judged_on)
+
+    def sample_of(self, split: str) -> tuple[int, int] | None:
+        """How many clients of a split were evaluated and how many there are; None if all of them were evaluated."""
+        evaluated, every = (self.sampled or {}).get(split, (0, 0))
+        return (evaluated, every) if evaluated < every else None
+
+    def report(self, path: str | Path) -> Path:
+        """Write one HTML page that opens offline."""
+        return write_report([self], path)

@@ -1,0 +1,97 @@
+"""The summary of a run: figures of error, loss and metrics over clients, and the table that they are printed as."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from equipoise.core.error_names import error_definition, error_words
+from equipoise.metrics import Interval, Summary
+
+
+@dataclass(frozen=True, eq=False)
+class RunSummary:
+    """Figures of the error and the loss over the clients that a model is judged on. `str()` is a table.
+
+    `summary.error.mean`, `summary.error.percentiles[90]` and `summary.error.worst_10` are single figures.
+    """
+
+    name: str  # of the run
+    split: str  # "train", "validation" or "test"
+    unseen: bool  # whether none of the clients took part in training
+    error: Summary  # of the model that each client is served
+    loss: Summary  # of the model that each client is served
+    shared_error: Summary | None = None  # of the shared model, where clients are served their own
+    malicious: int = 0  # the number of malicious clients, who are left out
+    sampled: tuple[int, int] | None = None  # how many clients were evaluated, and how many there are; None: all of them
+    intervals: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)  # by column and figure, of a sample
+    metrics: Mapping[str, Summary] = field(default_factory=dict)  # by name
+    own_metrics: tuple[str, ...] = ()  # those of clients' own models
+    error_name: str = ""  # what the error measures, e.g. "squared error"; empty if it is not known
+    target: str = ""  # the column that is predicted, if the data are a table
+    trivial_error: Summary | None = None  # of one answer for all examples, if it is known
+    trivial_answer: str = ""  # what that answer is
+
+    @property
+    def who(self) -> str:
+        """The clients in words."""
+        kind = f"{'unseen ' if self.unseen else ''}{'benign ' if self.malicious else ''}{self.split}"
+        if self.sampled is None:
+            return f"{self.error.clients} {kind} clients"
+        evaluated, every = self.sampled
+        if self.error.clients == evaluated:
+            return f"{evaluated:,} of {every:,} {kind} clients, drawn at random"
+        return f"{self.error.clients:,} {kind} clients, among {evaluated:,} of {every:,} drawn at random"
+
+    def _heading(self, metric: str) -> str:
+        """The heading of a metric: whose model it is of, where clients are served their own."""
+        return metric if self.shared_error is None else f"{'own' if metric in self.own_metrics else 'shared'} {metric}"
+
+    def __str__(self) -> str:
+        columns, keys = {"error": self.error, "loss": self.loss}, ("error", "loss", "shared_error")
+        if self.shared_error is not None:
+            columns = {"own error": self.error, "own loss": self.loss, "shared error": self.shared_error}
+        trivial = {} if self.trivial_error is None else {"trivial error": self.trivial_error}
+        figures = {**columns, **trivial, **{self._heading(name): summary for name, summary in self.metrics.items()}}
+
+        def intervals(figure: str) -> list[tuple[str, ...]]:
+            texts = [self.intervals[key][figure].text("{:.4f}".format) for key in keys[: len(columns)] if key in self.intervals]
+            return [("  95 % interval", *texts, *("" for _ in (*trivial, *self.metrics)))] if texts else []
+
+        rows: list[tuple[str | float, ...]] = [
+            (f"{self.name}: {self.who}", *figures),
+            ("mean", *(c.mean for c in figures.values())),
+            *intervals("mean"),
+            ("90th percentile", *(c.tail_90 for c in figures.values())),
+            *intervals("percentile_90"),
+            ("worst 10 %", *(c.worst_10 for c in figures.values())),
+            ("standard deviation", *(c.standard_deviation for c in figures.values())),
+        ]
+        texts = [text for row in rows for text in row[1:] if isinstance(text, str)]
+        width, wide = max(len(str(r[0])) for r in rows), max(8, *map(len, texts))
+        lines = [
+            f"{label:<{width}}  " + "  ".join(v.rjust(wide) if isinstance(v, str) else f"{v:{wide}.4f}" for v in values)
+            for label, *values in rows
+        ]
+        measured = [f"error: {meant}." for meant in [self._measured] if meant]
+        if trivial:
+            measured.append(f"trivial error: the same answer for every example, the {self.trivial_answer} of training.")
+        return "\n".join([*(line.rstrip() for line in lines), *measured, *metric_words(self.metrics)])
+
+    @property
+    def _measured(self) -> str:
+        """Which error it is and what that measures; empty if it is not known."""
+        named, meant = error_words(self.error_name, self.target), error_definition(self.error_name, self.target)
+        return meant if meant.startswith(self.error_name) else f"{named}, {meant}"
+
+
+def metric_words(metrics: Mapping[str, Summary]) -> list[str]:
+    """Sentences under a table of figures: of which metrics more is better, and how many clients have no value."""
+    higher = [name for name, summary in metrics.items() if summary.higher_is_better]
+    lines = [f"More is better for {', '.join(higher)}: 90 % of the clients reach the 90th percentile."] if higher else []
+    lines += [
+        f"{summary.missing} of {summary.clients + summary.missing} clients have no {name} and are left out of its figures."
+        for name, summary in metrics.items()
+        if summary.missing
+    ]
+    return lines
