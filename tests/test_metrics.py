@@ -95,3 +95,12 @@ def test_summary_weighs_clients_and_examples():
 def test_bad_input_is_refused(call):
     with pytest.raises(InvalidParameter):
         call()
+
+
+@pytest.mark.parametrize("percent", [True, -1, 101, float("nan"), "90"])
+def test_a_percentile_needs_a_number(percent):
+    for figure in (metrics.percentile, metrics.percentile_interval):
+        with pytest.raises(InvalidParameter, match=r"percent must lie in \[0, 100\]"):
+            figure(torch.arange(9.0), percent)
+    with pytest.raises(InvalidParameter, match="share must lie in"):
+        metrics.worst(torch.arange(9.0), True)

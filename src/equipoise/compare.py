@@ -87,7 +87,8 @@ class Comparison:
         `split` is as in `summary`. `column` is "error" or "loss" of the model that clients are served, or a metric. `figures`
         are any of mean, percentile_90 (also 10, 20, 25, 50, 60, 75, 80, 95), worst_10, worst_5, best_10, best_5,
         standard_deviation, variance, mean_by_example, gini, angle and the others of `metrics.Summary`. `percent` multiplies
-        by 100. `digits` after the point are 3, or 1 for percent. `trivial` adds a row for the trivial answer.
+        by 100; it is refused for a loss and for the error of a number. `digits` after the point are 3, or 1 for percent.
+        `trivial` adds a row for the trivial answer.
         """
         return paper_table(
             self._judged_by(split).results, markdown_table, column=column, figures=figures, percent=percent, digits=digits,

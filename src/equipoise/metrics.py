@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from equipoise.client_metrics import Metric, SummedMetric, auc, macro_f1, mean_absolute_error, perplexity, top_5
-from equipoise.errors import InvalidParameter, require
+from equipoise.errors import InvalidParameter, require, require_number
 from equipoise.risk.superquantile import exact_weights, tail_quantile
 
 __all__ = [
@@ -74,7 +74,7 @@ def percentile(values: Tensor, percent: float, weights: Tensor | None = None) ->
     >>> percentile(torch.arange(1.0, 11.0), 90)
     9.0
     """
-    require(0 <= percent <= 100, "percent", "must lie in [0, 100]", percent)
+    require_number("percent", percent, "[0, 100]")
     return float(tail_quantile(values.double(), _weights(values, weights), 1 - percent / 100))
 
 
@@ -84,7 +84,7 @@ def worst(values: Tensor, share: float, weights: Tensor | None = None) -> float:
     >>> worst(torch.arange(1.0, 11.0), 0.2)
     9.5
     """
-    require(0 < share <= 1, "share", "must lie in (0, 1]", share)
+    require_number("share", share, "(0, 1]")
     v = values.double()
     w = _weights(values, weights)
     if bool(torch.isfinite(v).all()):
@@ -208,6 +208,7 @@ def percentile_interval(values: Tensor, percent: float, weights: Tensor | None =
     """
     from scipy.special import bdtr
 
+    require_number("percent", percent, "[0, 100]")
     w, p, n = _weights(values, weights), percent / 100, len(values)
     if weights is None:
         ordered = torch.cat([values.double().sort().values, torch.tensor([math.inf])])

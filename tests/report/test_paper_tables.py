@@ -103,9 +103,25 @@ def test_what_a_table_cannot_have_is_refused(comparison):
         ({"column": "auc"}, "column must be one of error, loss, f1"),
         ({"split": "tests"}, "split must be one of test, train, validation"),
         ({"digits": -1}, "digits must be"),
+        ({"percent": 1}, "percent must be True or False"),
+        ({"column": "loss", "percent": True}, "percent must be False for the column 'loss', whose values are no shares"),
     ]:
         with pytest.raises(eq.errors.InvalidParameter, match=what):
             comparison.to_markdown(**options)
+
+
+def test_errors_of_numbers_are_not_in_percent(comparison, tmp_path):
+    numbers = known(comparison, [0.1, 2.0, 0.3, 0.4, 0.5, 0.6])  # mean 0.65
+    small = known(comparison, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    squared = Comparison({"known": [replace(run, error_name="squared error") for run in small.all_results]})
+    loss = Comparison({"known": [replace(run, error_is_loss=True) for run in small.all_results]})
+    for made, mean in ((numbers, "0.650"), (squared, "0.350"), (loss, "0.350")):
+        with pytest.raises(eq.errors.InvalidParameter, match="percent must be False for the column 'error'"):
+            made.to_latex(percent=True)
+        text = write_table(made.all_results, tmp_path / "t.md").read_text()
+        assert "in %" not in text.splitlines()[0]
+        assert cells(text)[1][1] == mean
+    assert "f1 in % (more is better)" in comparison.to_markdown(column="f1", percent=True)
 
 
 def test_a_table_says_whose_models_it_judges():

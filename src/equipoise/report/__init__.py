@@ -68,8 +68,10 @@ def histogram_picture(results: Sequence[RunRecord], path: str | Path) -> Path:
 def write_table(results: Sequence[RunRecord], path: str | Path) -> Path:
     """Write the table of methods for a paper, by the suffix of `path`: .md (Markdown) or .tex (LaTeX with booktabs).
 
-    Figures are mean ± standard deviation over seeds. Errors are in percent, as on the page; losses are as they are.
+    Figures are mean ± standard deviation over seeds. Errors that are shares are in percent, as on the page; losses and
+    errors of numbers are as they are.
     """
+    from equipoise.report.data.over_seeds import in_percent
     from equipoise.report.text.paper_tables import latex_table, markdown_table, paper_table
 
     target, kinds = Path(path), {".md": markdown_table, ".tex": latex_table}
@@ -77,5 +79,5 @@ def write_table(results: Sequence[RunRecord], path: str | Path) -> Path:
     methods: dict[str, list[RunRecord]] = {}
     for run in results:
         methods.setdefault(run.name, []).append(run)
-    text = paper_table(methods, kinds[target.suffix.lower()], percent=not results[0].error_is_loss)
+    text = paper_table(methods, kinds[target.suffix.lower()], percent=in_percent(results))
     return write_atomically(target, f"{text}\n".encode())

@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from equipoise.errors import require, require_integer
+import torch
+
+from equipoise.errors import InvalidParameter, require, require_integer
 from equipoise.metrics import PERCENTILES, Summary, percentile
-from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of, trivial_name, trivial_summary
+from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of, in_percent, trivial_name, trivial_summary
 from equipoise.report.text.phrases import capital, listed, remarks
 
 if TYPE_CHECKING:
@@ -97,8 +99,9 @@ def paper_table(
 ) -> str:
     """One row per method with figures over clients, mean ± standard deviation over seeds, as `write` writes tables.
 
-    `column` is "error", "loss" or a metric, and `figures` are names of `HEADINGS`. `percent` multiplies by 100. `digits` after
-    the point are 3, or 1 for percent. `trivial` adds a row for the trivial answer, where it is known.
+    `column` is "error", "loss" or a metric, and `figures` are names of `HEADINGS`. `percent` multiplies by 100, and is refused
+    for a loss and for errors and metrics that are no shares. `digits` after the point are 3, or 1 for percent. `trivial` adds a
+    row for the trivial answer, where it is known.
     """
     chosen = [figures] if isinstance(figures, str) else list(figures)
     unknown = next((name for name in chosen if name not in HEADINGS), None)
@@ -106,6 +109,10 @@ def paper_table(
     records = [run for runs in methods.values() for run in runs]
     columns = [name for name in ("error", "loss", *records[0].clients.metrics) if all(_has(run, name) for run in records)]
     require(column in columns, "column", f"must be one of {', '.join(columns)}", column)
+    require(isinstance(percent, bool), "percent", "must be True or False", percent)
+    if percent and not _are_shares(records, column):
+        rule = f"must be False for the column {column!r}, whose values are no shares between 0 and 1"
+        raise InvalidParameter("percent", rule, percent, "A loss and the error of a number are shown as they are.")
     if digits is not None:
         require_integer("digits", digits, 0)
 
@@ -119,6 +126,15 @@ def paper_table(
     if trivial and column == "error" and len(answers) == len(first):
         rows.append([trivial_name(first), *cells(answers)])
     return write(f"{_caption(methods, column, percent)}.", rows, _remark(methods, column, *_scale("mean", percent, digits)))
+
+
+def _are_shares(records: Sequence[RunRecord], column: str) -> bool:
+    """Whether a column holds shares: errors of classes, or a metric that is nowhere outside of [0, 1]."""
+    if column in ("error", "loss"):
+        return column == "error" and in_percent(records)
+    values = torch.cat([run.clients.served_metrics[column].double() for run in records])
+    finite = values[values.isfinite()]
+    return bool(((finite >= 0) & (finite <= 1)).all())
 
 
 def _has(run: RunRecord, column: str) -> bool:
