@@ -12,6 +12,8 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.core.fingerprints import fingerprint
+from equipoise.data.column_rule import ColumnRule
+from equipoise.data.target_rule import TargetRule
 from equipoise.errors import CheckpointError, EquipoiseError, EquipoiseNotice, NotWritten
 from equipoise.observers import History
 from equipoise.run_record import RunRecord
@@ -222,6 +224,9 @@ def test_a_fingerprint_is_of_what_is_computed():
     (RunRecord, "equipoise.result.RunRecord"),
     (eq.ClientSet, "equipoise.data.clients.ClientSet"),
     (eq.FederatedData, "equipoise.data.clients.FederatedData"),
+    (eq.data.Schema, "equipoise.data.schema.Schema"),
+    (ColumnRule, "equipoise.data.schema.ColumnRule"),
+    (TargetRule, "equipoise.data.schema.TargetRule"),
 ])  # fmt: skip
 def test_what_has_moved_keeps_its_fingerprint(value, name):
     """A user's loss or metric may refer to it: a checkpoint that was written before it moved is still gone on from."""

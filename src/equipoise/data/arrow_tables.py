@@ -355,5 +355,11 @@ def sorted_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda name: (0, int(name), name) if _is_whole(name) else (1, 0, name)))
 
 
+def shown_names(names: Sequence[str]) -> str:
+    """Names for a message, with commas between them; of more than six, the first six and their number."""
+    shown = ", ".join(names[:6])
+    return f"{shown} … ({len(names)} in all)" if len(names) > 6 else shown
+
+
 def _is_whole(name: str) -> bool:
     return name.removeprefix("-").isdecimal() and name.isascii()

@@ -21,9 +21,10 @@ from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.data.file_access import PathLike
 from equipoise.data.packed_rows import offsets_of
-from equipoise.data.schema import Schema, TargetKind, tell_of_unseen
+from equipoise.data.schema import Schema, tell_of_unseen
 from equipoise.data.splits import How, tell_of_untested
 from equipoise.data.table_files import parquet_files, read_csv
+from equipoise.data.target_rule import TargetKind
 from equipoise.errors import InvalidData, InvalidParameter, require, unknown_name
 
 PARTS = ("train", "validation", "test")

@@ -239,3 +239,14 @@ def _mapped_leaf(
     steps = values.view(-1, *shape)
     offsets = integers[f"{name}.offsets"]
     return Ragged.trusted(steps, offsets, **leaf["ragged"], longest=entry["longest"][name])
+
+
+def as_progress_entry(entry: Content) -> Content:
+    """The entry of a set in a manifest as a note of progress has it: files with their bytes, and no digest."""
+    kept = {key: value for key, value in entry.items() if key != "digest"}
+    return kept | {"files": {file: part["bytes"] for file, part in entry["files"].items()}}
+
+
+def as_manifest_entry(entry: Content) -> Content:
+    """The entry of a set in a note of progress as a manifest has it, without checksums."""
+    return entry | {"files": {file: {"bytes": size} for file, size in entry["files"].items()}}

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,20 +13,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from equipoise.core.files import DurableFile, locked, make_folder, remove, sync_folder, write_atomically
-from equipoise.core.numbers import Numbers
+from equipoise.core.files import locked, make_folder, remove, write_atomically
 from equipoise.core.trees import leaves
 from equipoise.data.client_batches import batches_of, batches_of_stream, leaf_bytes
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.data.file_access import PathLike
-from equipoise.data.label_range import IGNORE, LabelRange
+from equipoise.data.label_range import IGNORE
 from equipoise.data.ragged import Ragged
 from equipoise.data.schema import Schema
 from equipoise.data.store_files import (
     BLOCK_BYTES,
-    CHECKSUMS,
-    DIGEST_BYTES,
     FORMAT,
     MANIFEST,
     PROGRESS,
@@ -36,8 +31,8 @@ from equipoise.data.store_files import (
     SETS,
     Content,
     array_bytes,
-    block_digest,
-    contents,
+    as_manifest_entry,
+    as_progress_entry,
     describe_clients,
     leaf_names,
     mapped_clients,
@@ -46,11 +41,11 @@ from equipoise.data.store_files import (
     schema_digest,
     set_digest,
 )
+from equipoise.data.store_folder import LOCK, disk_failures_in_words, refuse_foreign_folder, remove_leftovers, remove_lock
+from equipoise.data.store_set_files import SetFiles
 from equipoise.errors import InvalidData, InvalidParameter, NotWritten, require, require_integer
 
 JOURNAL_BYTES = 1 << 27  # written between two notes of progress
-_WAITING = 2  # batches that may wait to be written
-LOCK = ".lock"
 
 
 def write_store(
@@ -101,8 +96,8 @@ def write_streams(
     folder = Path(path).expanduser().absolute()
     header: Content = {"format": FORMAT, "block": BLOCK_BYTES, "name": name, "classes": classes}
     header |= {"ignore_index": ignore_index, "schema": schema_digest(schema)}
-    with _clear_failures(folder):
-        _refuse_foreign(folder)
+    with disk_failures_in_words(folder):
+        refuse_foreign_folder(folder)
     (first_name, first), *others = streams.items()
     batch = next(first, None)
     if batch is None:
@@ -110,20 +105,20 @@ def write_streams(
     header |= describe_clients(batch)
     streams = {first_name: chain([batch], first), **dict(others)}
     with ExitStack() as stack:
-        with _clear_failures(folder):
+        with disk_failures_in_words(folder):
             make_folder(folder)
             stack.enter_context(locked(folder / LOCK, wait=False))
-            stack.callback(_remove_lock, folder)
-            _remove_leftovers(folder)
+            stack.callback(remove_lock, folder)
+            remove_leftovers(folder)
         writer = _StoreWriter.begin(folder, header, list(streams), append, adopts)
         writer.refuse_full_disk(size)
         writer.note()
         if schema is not None:
-            with _clear_failures(folder):
+            with disk_failures_in_words(folder):
                 schema.save(folder / SCHEMA)
         for set_name, stream in streams.items():
             writer.write_set(set_name, stream)
-        with _clear_failures(folder, sum(entry["clients"] for entry in writer.progress["sets"].values())):
+        with disk_failures_in_words(folder, sum(entry["clients"] for entry in writer.progress["sets"].values())):
             writer.finish()
     return folder
 
@@ -169,48 +164,6 @@ def _size_of(clients: Any) -> int | None:
     return sum(map(leaf_bytes, parts)) if all(isinstance(leaf, Ragged | Tensor | np.ndarray) for leaf in parts) else None
 
 
-def _refuse_foreign(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise InvalidParameter("path", "must be a folder for the store", str(folder), "A file has this name; choose another.")
-    ours = any((folder / name).exists() for name in (MANIFEST, PROGRESS))
-    strange = (
-        [] if ours or not folder.is_dir() else sorted(each.name for each in folder.iterdir() if not _is_leftover(each.name))
-    )
-    if strange:
-        raise InvalidParameter(
-            "path", "must be a new or empty folder, or a store", str(folder),
-            f"It holds other files, e.g. {strange[0]!r}. Choose another folder.",
-        )  # fmt: skip
-
-
-def _is_leftover(name: str) -> bool:
-    """Whether a file is what a killed write may leave beside the store."""
-    return name == LOCK or (name.endswith(".tmp") and name.startswith((f".{MANIFEST}.", f".{PROGRESS}.", f".{SCHEMA}.")))
-
-
-def _remove_lock(folder: Path) -> None:
-    with suppress(OSError):  # in a folder that may not be written, which was refused before
-        (folder / LOCK).unlink(missing_ok=True)
-
-
-def _remove_leftovers(folder: Path) -> None:
-    for each in folder.iterdir():
-        if _is_leftover(each.name) and each.name != LOCK:
-            each.unlink(missing_ok=True)
-
-
-@contextmanager
-def _clear_failures(folder: Path, done: int = 0) -> Iterator[None]:
-    """Turn a failure of the disk into a message that says how many clients are there, and how to go on."""
-    try:
-        yield
-    except OSError as failure:
-        raise NotWritten(
-            f"{folder} could not be written on after {done} clients: {failure.strerror or failure}. Make room, or see to the "
-            "folder's permissions, and start the same call again: it goes on where it stopped."
-        ) from failure
-
-
 class _StoreWriter:
     """A store that is being written: what was there, what has been added, and the note of progress."""
 
@@ -235,7 +188,7 @@ class _StoreWriter:
             manifest = read_manifest(folder)
             stored = {key: value for key, value in manifest.items() if key != "sets"}
             base = {name: entry["clients"] if append else 0 for name, entry in manifest["sets"].items()}
-            progress |= {"header": stored, "base": base, "sets": {n: _as_noted(e) for n, e in manifest["sets"].items()}}
+            progress |= {"header": stored, "base": base, "sets": {n: as_progress_entry(e) for n, e in manifest["sets"].items()}}
         if list(progress["sets"]) != names:
             raise InvalidParameter(
                 "clients", f"must be of the splits of the store, {', '.join(progress['sets'])}", ", ".join(names),
@@ -280,11 +233,11 @@ class _StoreWriter:
             )
 
     def write_set(self, name: str, stream: Iterator[ClientSet]) -> None:
-        """Write the clients of a set, except those that are there."""
+        """Write the clients of a set, except those that the store has already, which must be the same."""
         entry, skipped = self.progress["sets"][name], 0
         there = entry["clients"] - self.progress["base"][name]
-        stored = mapped_clients(self.folder, self.header, name, _with_bytes(entry)) if there else None
-        files = None if self.complete else _SetFiles(self.folder / name, entry, self.header)
+        stored = mapped_clients(self.folder, self.header, name, as_manifest_entry(entry)) if there else None
+        files = None if self.complete else SetFiles(self.folder / name, entry, self.header)
         try:
             for batch in stream:
                 found = describe_clients(batch)
@@ -327,16 +280,16 @@ class _StoreWriter:
             k = next(k for k in (*differ, *range(count)) if k in differ or not _same_values(batch, k, stored, first + k, 1))
             raise self._other(f"its examples of client {batch.ids[k]!r} are others")
 
-    def note(self, files: _SetFiles | None = None) -> None:
+    def note(self, files: SetFiles | None = None) -> None:
         """Write down how far the store is, after all of that is on the disk."""
         if not self.complete:
-            with _clear_failures(self.folder, files.entry["clients"] if files is not None else 0):
+            with disk_failures_in_words(self.folder, files.entry["clients"] if files is not None else 0):
                 if files is not None:
                     files.flush()
                 write_atomically(self.folder / PROGRESS, json.dumps(self.progress).encode())
 
     def finish(self) -> None:
-        """Write the manifest."""
+        """Write the manifest, which makes the store complete, and remove the note of progress."""
         if not self.complete:
             sets = {}
             for name in sorted(self.progress["sets"], key=SETS.index):
@@ -361,17 +314,6 @@ def _shown_kind(tree: Content) -> str:
     return ", ".join(kinds) if tree["kind"] == "tensor" else f"a {tree['kind']} ({', '.join(kinds)})"
 
 
-def _as_noted(entry: Content) -> Content:
-    """A set of a manifest as a note of progress has it."""
-    kept = {key: value for key, value in entry.items() if key != "digest"}
-    return kept | {"files": {file: part["bytes"] for file, part in entry["files"].items()}}
-
-
-def _with_bytes(entry: Content) -> Content:
-    """A set of a note of progress as a manifest has it."""
-    return entry | {"files": {file: {"bytes": size} for file, size in entry["files"].items()}}
-
-
 def _same_values(new: ClientSet, k: int, old: ClientSet, first: int, count: int) -> bool:
     """Whether `count` clients from the k-th on equal, byte for byte, those of another set from the `first` on."""
     pairs = zip(_values(new, k, count), _values(old, first, count), strict=True)
@@ -388,163 +330,3 @@ def _values(clients: ClientSet, first: int, count: int) -> Iterator[Tensor]:
             yield leaf.values[int(offsets[0]) : int(offsets[-1])]
         else:
             yield leaf[start:end]
-
-
-class _SetFiles:
-    """The open files of one set of clients; a thread writes a batch and its checksums while the next is packed."""
-
-    def __init__(self, folder: Path, entry: Content, header: Content) -> None:
-        self.folder, self.entry, self.header, self.written = folder, entry, header, 0
-        with _clear_failures(folder):
-            make_folder(folder)
-            self.files = {name: _BlockFile(folder / name, size, header["block"]) for name, size in entry["files"].items()}
-        self.worker, self.pending = ThreadPoolExecutor(1), deque[Future[None]]()
-        self.known = _KeySet()
-        if entry["clients"]:
-            self.known.add(np.fromfile(folder / "keys", np.uint64, entry["clients"]))
-
-    def add(self, clients: ClientSet) -> None:
-        """Check the clients of a batch and write them."""
-        self._refuse_bad_ids(clients)
-        self._refuse_bad_labels(clients)
-        entry = self.entry
-        with _clear_failures(self.folder.parent, entry["clients"]):
-            data = contents(clients, entry["files"], entry["examples"])
-            for name, part in data.items():
-                if name not in self.files:
-                    self.files[name] = _BlockFile(self.folder / name, 0, self.header["block"])
-                entry["files"][name] = entry["files"].get(name, 0) + len(part)
-                self.written += len(part)
-            self._wait_for_all_but(_WAITING)
-            self.pending.append(self.worker.submit(self._write, data))
-        entry["clients"] += len(clients)
-        entry["examples"] += clients.examples
-        for name, leaf in leaf_names(clients).items():
-            if isinstance(leaf, Ragged):
-                entry["longest"][name] = max(leaf.longest, entry["longest"].get(name, 0))
-
-    def _write(self, data: dict[str, Numbers]) -> None:
-        for name, part in data.items():
-            self.files[name].write(part)
-
-    def _wait_for_all_but(self, last: int) -> None:
-        while len(self.pending) > last:
-            self.pending.popleft().result()
-
-    def _refuse_bad_ids(self, clients: ClientSet) -> None:
-        for name in clients.ids:
-            if not name or not name.isascii():
-                try:
-                    empty = not name.encode()
-                except UnicodeEncodeError:
-                    raise InvalidData(f"{self.header['name']}: the id {name!r} is no valid text (UTF-8). Rename it.") from None
-                if empty:
-                    raise InvalidData(f"{self.header['name']}: a client has an empty id. Name it.")
-        keys = clients.host_keys.numpy().view(np.uint64)
-        if (doubtful := self.known.add(keys)).size:
-            suspects = [clients.ids[k] for k in np.flatnonzero(np.isin(keys, doubtful)).tolist()]
-            with _clear_failures(self.folder.parent, self.entry["clients"]):
-                self.flush()
-            stored = mapped_clients(self.folder.parent, self.header, self.folder.name, _with_bytes(self.entry))
-            if twice := [name for name in suspects if name in stored.ids]:  # else two names have one key, which does no harm
-                raise InvalidData(
-                    f"{self.header['name']}: client {twice[0]!r} comes twice. Give all examples of a client at once, and "
-                    "each id to one client."
-                )
-
-    def _refuse_bad_labels(self, clients: ClientSet) -> None:
-        found, classes = clients.label_range(self.header["ignore_index"]), self.header["classes"]
-        if found is None:
-            return
-        if found.lowest < 0 or (classes and found.highest >= classes):
-            for k in range(len(clients)):
-                each = clients.take([k]).label_range(self.header["ignore_index"])
-                if each is not None and (each.lowest < 0 or (classes and each.highest >= classes)):
-                    allowed = f"0 … {classes - 1 if classes else 'C − 1'}"
-                    raise InvalidData(
-                        f"{self.header['name']}: client {clients.ids[k]!r} has classes {each.lowest} … {each.highest}, but "
-                        f"they must be {allowed}. Only {self.header['ignore_index']} may stand for a target to ignore."
-                    )
-        before = self.entry["labels"]
-        if before is not None:
-            lowest, highest = min(before[0], found.lowest), max(before[1], found.highest)
-            found = LabelRange(lowest, highest, before[2] or found.ignored)
-        self.entry["labels"] = list(found)
-
-    def flush(self) -> None:
-        """Bring all that was written to the disk."""
-        self._wait_for_all_but(0)
-        for file in self.files.values():
-            file.flush()
-        sync_folder(self.folder)
-        self.entry["rests"] = {name: file.rest for name, file in self.files.items()}
-        self.written = 0
-
-    def close(self) -> None:
-        """Close the files, in whatever state."""
-        self.worker.shutdown(cancel_futures=True)
-        for file in self.files.values():
-            file.close()
-
-
-class _BlockFile:
-    """A file that grows, with the checksum of each whole block in a file beside it."""
-
-    def __init__(self, path: Path, length: int, block: int) -> None:
-        self.path, self.length, self.block = path, length, block
-        self.file = _opened_at(path, length)
-        self.checksums = _opened_at(path.with_name(f"{path.name}{CHECKSUMS}"), length // block * DIGEST_BYTES)
-        self.within = length % block
-        self.digest = block_digest(self.file.read_at(length - self.within, self.within))
-
-    def write(self, data: Numbers) -> None:
-        """Add bytes at the end."""
-        view = memoryview(data)  # type: ignore[arg-type]
-        self.file.write(view)
-        self.length += len(view)
-        while len(view):
-            part, view = view[: self.block - self.within], view[self.block - self.within :]
-            self.digest.update(part)
-            self.within += len(part)
-            if self.within == self.block:
-                self.checksums.write(self.digest.digest())
-                self.digest, self.within = block_digest(), 0
-
-    @property
-    def rest(self) -> str:
-        """The checksum of what lies after the last whole block; empty if nothing does."""
-        return str(self.digest.hexdigest()) if self.within else ""
-
-    def flush(self) -> None:
-        """Bring all that was written to the disk."""
-        for file in (self.file, self.checksums):
-            file.sync()
-
-    def close(self) -> None:
-        """Close both files; what the disk does not take any more was not noted as written."""
-        for file in (self.file, self.checksums):
-            with suppress(OSError):
-                file.close()
-
-
-def _opened_at(path: Path, length: int) -> DurableFile:
-    """A file open for writing after its first bytes; what a killed write left behind them is cut off."""
-    if (path.stat().st_size if path.exists() else 0) < length:
-        raise InvalidData(f"{path} is shorter than it was when it was written. Delete the folder, and write the store again.")
-    return DurableFile(path, length)
-
-
-class _KeySet:
-    """The stream keys of all clients so far, in sorted arrays of falling length: 8 bytes each."""
-
-    def __init__(self) -> None:
-        self.levels: list[Numbers] = []
-
-    def add(self, keys: Numbers) -> Numbers:
-        """Add keys, and return those that were there before."""
-        ordered = np.sort(keys)
-        found = [ordered[level[np.searchsorted(level, ordered).clip(max=len(level) - 1)] == ordered] for level in self.levels]
-        self.levels.append(ordered)
-        while len(self.levels) > 1 and len(self.levels[-2]) <= 2 * len(self.levels[-1]):
-            self.levels[-2:] = [np.sort(np.concatenate(self.levels[-2:]), kind="stable")]
-        return np.concatenate([keys[:0], *found])

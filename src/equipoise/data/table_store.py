@@ -16,10 +16,11 @@ from equipoise.data.client_batches import batches_of_stream
 from equipoise.data.clients import ClientSet
 from equipoise.data.file_access import PathLike
 from equipoise.data.frames import PARTS, client_names, from_frame, given_schema
-from equipoise.data.schema import Schema, TargetKind, tell_of_unseen
+from equipoise.data.schema import Schema, tell_of_unseen
 from equipoise.data.splits import draw_clients
 from equipoise.data.store_writer import write_store, write_streams
 from equipoise.data.table_files import CSV_NAMES, TableFiles, csv_files, parquet_files, read_csv
+from equipoise.data.target_rule import TargetKind
 from equipoise.errors import InvalidData, InvalidParameter
 
 SUFFIXES = ".csv", ".csv.gz", ".parquet"

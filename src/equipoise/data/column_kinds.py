@@ -1,0 +1,96 @@
+"""The kind of a column's values: by its type or as asked, with notices for columns that look like another kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.data.arrow_tables import Kind, TableColumn, shown_names
+from equipoise.errors import InvalidData, InvalidParameter, notify, require
+
+_NUMBER = re.compile(r"[-+]?[$€£]?\s?(\d+|\d{1,3}([,.' ]\d{3})+)?([.,]?\d+)([eE][-+]?\d+)?\s?[%$€£]?")  # as people write it
+_DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))([ T]\d.*)?")
+
+_FEW_ODD, _MANY_NUMBERS = 3, 8  # different texts that are odd beside this many different numbers
+_PLAIN = {"number": "1005.5", "date": "2026-11-16"}
+
+
+def checked_kinds(kinds: Any, inputs: list[str]) -> Mapping[str, Any]:
+    """The kinds that a user asks for, by column; a name that is no input column, and an unknown kind, are refused."""
+    require(isinstance(kinds, Mapping), "kinds", "must map names of columns to kinds", kinds)
+    allowed = ("number", "boolean", "category", "date", "left out")
+    for name, kind in kinds.items():
+        if name not in inputs:
+            raise InvalidParameter("kinds", f"must name input columns, of {shown_names(inputs)}", name)
+        require(kind in allowed, f"kinds[{name!r}]", f"must be one of {', '.join(allowed)}", kind)
+    return dict(kinds)
+
+
+def usual_kind(column: TableColumn) -> Kind:
+    """The kind by the column's type. Text that differs almost everywhere is refused; a notice tells of numbers as text."""
+    kind = column.type_kind
+    if kind == "category":
+        codes, names = column.names()
+        hint = misread_text(column, codes, names, lambda is_: f"kinds={{{column.name!r}: {is_!r}}}") if column.is_text else ""
+        if len(names) > 20 and 2 * len(names) > int((codes >= 0).sum()):
+            hint = hint or "Is it an identifier, or free text?"
+            raise InvalidData(
+                f"{column} holds {len(names)} different texts in {len(codes)} rows. {hint}"
+                f" Leave it out: kinds={{{column.name!r}: 'left out'}}; or use it as a 'category', a 'date' or a 'number'."
+            )
+        if hint:
+            text = (
+                f"{column} is read as text, of {len(names)} categories. {hint} If they are categories: kinds={{{column.name!r}:"
+            )
+            notify(f"{text} 'category'}}.")
+    return kind or "category"
+
+
+def misread_text(column: TableColumn, codes: NDArray[np.int64], names: list[str], say: Callable[[str], str]) -> str:
+    """What is odd about text of which nearly all cells are numbers or dates, and the cure; empty if there are few of them.
+
+    A few different texts among numbers are odd even if they are frequent. `say` writes the option that gives a column's kind.
+    """
+    counts = np.bincount(codes[codes >= 0], minlength=len(names))
+    for what, pattern in (("date", _DATE), ("number", _NUMBER)):
+        fits = np.array([pattern.fullmatch(name.strip()) is not None for name in names])
+        share = counts[fits].sum() / counts.sum()
+        plain = np.array([_is_plain(name, what) for name in names]) & fits
+        few = share > 0.5 and (~fits).sum() <= _FEW_ODD and fits.sum() >= _MANY_NUMBERS
+        if (share < 0.9 and not few) or (plain.all() and what == "number" and len(names) <= 16):
+            continue
+        cure = f"write {say(what)}."
+        if plain.all():
+            return f"All are {what}s: {cure}"
+        odd = int((plain if fits.all() else fits).argmin())
+        found = f"row {column.row(codes == odd)} holds {names[odd]!r}"
+        if not fits.all():
+            strange = [name for name, good in zip(names, fits.tolist(), strict=True) if not good]
+            if len(strange) > 1:
+                found += f", and other rows {shown_names([repr(name) for name in strange[1:]])}"
+            missing = f", or make it missing (missing={strange} for a CSV file)" if len(strange) <= _FEW_ODD else ""
+            return f"{'Nearly all' if share >= 0.9 else 'Most'} are {what}s, but {found}. Repair it{missing}, and {cure}"
+        comma = ', or give decimal="," for a CSV file' if re.search(r",\d\d?$", names[odd]) else ""
+        return f"All look like {what}s; {found}. Write them as {_PLAIN[what]}{comma}, and {cure}"
+    return ""
+
+
+def _is_plain(text: str, what: str) -> bool:
+    """Whether text is a number or an ISO date that can be read as it is."""
+    try:
+        return bool(datetime.fromisoformat(text)) if what == "date" else bool(np.isfinite(float(text)))
+    except ValueError:
+        return False
+
+
+def numbers_of_kind(column: TableColumn, kind: Kind) -> NDArray[np.float64]:
+    """Numbers, dates as days, or booleans as 0 and 1, (N,), NaN where they are missing; other numbers are no booleans."""
+    values = column.days() if kind == "date" else column.numbers()
+    if kind == "boolean" and (odd := ~np.isnan(values) & (values != 0) & (values != 1)).any():
+        raise InvalidData(f"{column}, row {column.row(odd)} holds {values[odd][0]:g}, but must be true or false, or 0 or 1.")
+    return values

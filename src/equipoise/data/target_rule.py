@@ -1,0 +1,132 @@
+"""The rule of the target column of a table: the classes, or the number, that a model predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equipoise.data.arrow_tables import TableColumn, shown_names, sorted_names
+from equipoise.data.column_kinds import misread_text, numbers_of_kind
+from equipoise.errors import InvalidData, notify, require
+
+_WHICH_KIND = 'Is it a number to predict, or a class? Write target_kind="number" or target_kind="classes".'
+
+TargetKind = Literal["classes", "number"]
+
+
+@dataclass(frozen=True)
+class TargetRule:
+    """What is predicted: one of `classes`, in their order, or a number, whose mean and deviation in training are kept."""
+
+    name: str  # of the column
+    kind: TargetKind  # "classes" or "number"
+    classes: tuple[str, ...] = ()  # in the order of the model's outputs
+    mean: float = 0.0  # over training rows
+    deviation: float = 1.0  # over training rows
+
+    def __post_init__(self) -> None:
+        named = len(set(self.classes)) == len(self.classes) > 0
+        good = named if self.kind == "classes" else self.deviation > 0 and bool(np.isfinite([self.mean, self.deviation]).all())
+        require(good, f"target {self.name!r}", "must have different classes, or a finite mean and a deviation > 0", self)
+
+    @classmethod
+    def fit(
+        cls, column: TableColumn, rows: NDArray[np.int64], kind: TargetKind | None, classes: int | Sequence[str]
+    ) -> TargetRule:
+        """The rule by the training rows. Without `kind`, floating numbers and dates are numbers and all else are classes."""
+        import pyarrow.types as kinds
+
+        column = column if kind == "classes" else column.as_dates()
+        by_type = column.type_kind
+        _refuse_missing(column, column.values.is_null(nan_is_null=True).to_numpy())
+        whole = kinds.is_integer(column.values.type)
+        numeric = by_type == "date" or (by_type == "number" and not whole)
+        chosen = kind or ("number" if numeric and not classes else "classes")
+        if chosen == "number":
+            values = _target_numbers(column)[rows]
+            if np.ptp(values) == 0:
+                raise InvalidData(f"{column}, the target, {_always(f'{values[0]:g}')}.")
+            if np.ptp(values.astype(np.float32)) == 0:
+                raise InvalidData(
+                    f"{column}, the target, holds numbers near {values[0]:g} that float32 cannot tell apart. Shift or scale it."
+                )
+            distinct = np.unique(values)
+            few = len(distinct) <= max(2, min(20, len(values) // 2)) and bool((distinct == distinct.round()).all())
+            if kind is None and by_type == "number" and few:
+                listed = shown_names([f"{value:g}" for value in distinct])
+                raise InvalidData(
+                    f"{column}, the target, holds only the whole numbers {listed}, though as floating numbers. {_WHICH_KIND}"
+                )
+            return cls(column.name, "number", mean=float(values.mean()), deviation=float(values.std()))
+        named = tuple(str(each) for each in (range(classes) if isinstance(classes, int) else classes))
+        require(len(set(named)) == len(named), "classes", "must name each class once", classes)
+        if not named:
+            codes, names = column.names()
+            if kind is None and column.is_text and (odd := misread_text(column, codes, names, "target_kind={!r}".format)):
+                text = f"{column}, the target, is read as text, of {len(names)} classes. {odd}"
+                notify(f"{text} If they are classes: target_kind='classes'.")
+            named = sorted_names([names[code] for code in np.unique(codes[rows])])
+            if len(named) < 2:
+                raise InvalidData(f"{column}, the target, {_always(named[0])}, or name all classes: classes=[…].")
+            if kind is None and whole and (len(named) > 100 or 10 < len(named) > len(rows) / 2):
+                raise InvalidData(f"{column} holds {len(named)} different whole numbers. {_WHICH_KIND}")
+        return cls(column.name, "classes", named)
+
+    def values_of(self, column: TableColumn) -> Tensor:
+        """The targets (N,): classes as int64, numbers as float32."""
+        import pyarrow.types as kinds
+
+        if self.kind == "number":
+            return torch.from_numpy(_target_numbers(column).astype(np.float32))
+        codes, names = column.names()
+        _refuse_missing(column, codes < 0)
+        place = {name: code for code, name in enumerate(self.classes)}
+        for code, name in enumerate(names):
+            if name not in place:
+                everything = list(sorted_names([*self.classes, *(each for each in names if each not in place)]))
+                cure = (
+                    f" Name all classes: classes={everything}." if len(everything) <= 20 else " Name all classes: classes=[…]."
+                )
+                if kinds.is_integer(column.values.type):
+                    cure += ' If it is a number to predict, write target_kind="number".'
+                raise InvalidData(
+                    f"{column}, row {column.row(codes == code)} holds the class {name!r}, which is none of those of "
+                    f"training ({shown_names(self.classes)}).{cure}"
+                )
+        return torch.from_numpy(np.array([place[name] for name in names], dtype=np.int64)[codes])
+
+    def describe(self) -> tuple[str, str, str, str]:
+        """The rule in four texts: the column's name, "target", what is predicted, and the classes or numbers of training."""
+        if self.kind == "number":
+            return self.name, "target", "a number, as it is", f"mean {self.mean:g}, deviation {self.deviation:g}"
+        return self.name, "target", f"classes 0 … {len(self.classes) - 1}", shown_names(self.classes)
+
+
+def _target_numbers(column: TableColumn) -> NDArray[np.float64]:
+    column = column.as_dates()
+    values = numbers_of_kind(column, "date" if column.type_kind == "date" else "number")
+    _refuse_missing(column, np.isnan(values))
+    if (large := np.abs(values) > np.finfo(np.float32).max).any():
+        found = f"row {column.row(large)} holds {values[large][0]:g}"
+        raise InvalidData(f"{column}, the target, {found}, which is too large. Repair or scale it.")
+    return values
+
+
+def _refuse_missing(column: TableColumn, missing: NDArray[Any]) -> None:
+    if missing.any():
+        count = int(missing.sum())
+        more = f" and {count - 1} more. Drop these rows" if count > 1 else ". Drop this row"
+        raise InvalidData(
+            f"{column}, the target, is missing in row {column.row(missing)}{more}: "
+            f"frame.dropna(subset=[{column.name!r}]) in pandas."
+        )
+
+
+def _always(value: str) -> str:
+    return f"is always {value!r} among training clients, so that there is nothing to learn. Name another target"
