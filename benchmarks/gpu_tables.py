@@ -6,7 +6,7 @@ A run of small clients leaves most of a GPU idle: it waits for one short kernel 
 several threads, work on a list of jobs, the longest and the most wanted first. Processes of one GPU take turns, unless NVIDIA's
 multi-process service (MPS) can be started; threads of one process never do. Jobs whose results are there are left out, and a
 run that the time ends goes on from its checkpoint if the folder WORK still exists. OUT/tables.tar.gz has all results.
-`--before benchmarks/stored/gpu_tables.tar.gz` takes the results of 17 November 2026 (docs/results.md) as made.
+`--before benchmarks/stored/gpu_tables.tar.gz` takes the results of 17 and 18 November 2026 (docs/results/) as made.
 
     python benchmarks/gpu_tables.py --data DIR --out OUT --probe
 
