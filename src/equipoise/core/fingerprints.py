@@ -23,6 +23,8 @@ from torch import Tensor, nn
 _LIBRARIES = {"equipoise", "torch", "numpy"} | sys.stdlib_module_names
 _FORMER_MODULES = {  # of modules that were part of another one: checkpoints of before name their classes and functions by it
     "equipoise.client_table": "equipoise.result",
+    "equipoise.core.per_example_losses": "equipoise.core.task",
+    "equipoise.core.task_trial": "equipoise.core.task",
     "equipoise.data.column_kinds": "equipoise.data.schema",
     "equipoise.data.column_rule": "equipoise.data.schema",
     "equipoise.data.federated_data": "equipoise.data.clients",

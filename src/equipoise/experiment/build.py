@@ -214,8 +214,9 @@ def word_vectors(config: RunConfig) -> dict[str, Any]:
 def check_fit(config: RunConfig, model: nn.Module, data: FederatedData) -> None:
     """Refuse a model whose shape, type or number of classes does not fit the data, by trying it on them."""
     from equipoise.core.task import Task
+    from equipoise.core.task_trial import try_task
 
     try:
-        Task.of(model).fitted(data)
+        try_task(Task.of(model), data)
     except EquipoiseError as failure:
         raise ConfigError(f"The model {config.model.name!r} does not fit the data {config.data.name!r}: {failure}") from failure
