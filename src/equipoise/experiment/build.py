@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.experiment import catalog
-from equipoise.experiment.config import FROM_DATA, OBJECTS_FROM_DATA, RunConfig, refusals_at
+from equipoise.experiment.config import RunConfig
+from equipoise.experiment.config_tables import refusals_at
+from equipoise.experiment.part_config import FROM_DATA, OBJECTS_FROM_DATA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
