@@ -19,6 +19,7 @@ import zoo
 import equipoise as eq
 from equipoise.aggregators import WeightedMean
 from equipoise.core.task import Task
+from equipoise.core.task_trial import try_task
 from equipoise.engines.simulator.calibration import Choice
 from equipoise.personal.pfedme import EnvelopeSteps
 from equipoise.solvers.prepared import AdjustedSolver
@@ -100,7 +101,7 @@ def with_statistics(device: str) -> None:
         nn.Linear(4 * 144, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 62),
     ).double()  # fmt: skip
     data = images()
-    task = Task.of(network).fitted(data)
+    task = try_task(Task.of(network), data)
     cohort = eq.sampling.Full()(0, torch.full((len(SIZES),), 0.1, dtype=torch.float64), clients_per_round=1, seed=5)
     for path, batch_size in (("batched autograd", 13), ("side by side", 4)):  # of 5 examples, fours leave one over
         solver = eq.solvers.SGD(lr=0.05, batch_size=batch_size, epochs=2)
@@ -124,7 +125,9 @@ def round_after_round(device: str) -> None:
         (SIZES, "side by side"),
     ):
         data = images(sizes)
-        task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(784, 9), nn.Dropout(0.3), nn.Linear(9, 62)).double()).fitted(data)
+        task = try_task(
+            Task.of(nn.Sequential(nn.Flatten(), nn.Linear(784, 9), nn.Dropout(0.3), nn.Linear(9, 62)).double()), data
+        )
         engine, loop = eq.engines.Simulator(device=device).start(task, data), eq.engines.Loop().start(task, data)
         engine.use(Choice(path=name))
         solver, mean, params = eq.solvers.SGD(lr=0.1, batch_size=8, epochs=2), WeightedMean(), task.read_model()
@@ -145,7 +148,7 @@ def round_after_round(device: str) -> None:
 def own_models(device: str) -> None:
     """Captured steps of clients' own models, pulled, with frozen parts, by shifted gradients and by turns, for three rounds."""
     data, rng = images(), torch.Generator().manual_seed(4)
-    task = Task.of(eq.models.ConvNet(classes=62, hidden=512).double()).fitted(data)
+    task = try_task(Task.of(eq.models.ConvNet(classes=62, hidden=512).double()), data)
     wide, count = task.layout.dimension, len(SIZES)
     engine, loop = eq.engines.Simulator(device=device).start(task, data), eq.engines.Loop().start(task, data)
     engine.use(Choice(path="step graphs"))
@@ -300,7 +303,7 @@ def models_of_users(device: str) -> None:
     for name, entry in zoo.ZOO.items():
         data, clients = data_of(entry, 2, torch.float64), 2
         torch.manual_seed(0)
-        task = Task.of(entry.model().double(), loss=zoo.loss_of).fitted(data)
+        task = try_task(Task.of(entry.model().double(), loss=zoo.loss_of), data)
         solver, cohort = eq.solvers.SGD(lr=0.05, batch_size=entry.batch), cohort_of(clients, 0)
         wanted = eq.engines.Loop().start(task, data).updates(task.read_model(), cohort, solver).update
         engine = eq.engines.Simulator(device=device).start(task, data)

@@ -21,6 +21,7 @@ from rich.console import Console
 
 import equipoise as eq
 from equipoise.core.task import Task
+from equipoise.core.task_trial import try_task
 from equipoise.engines import Ray, Simulator
 from equipoise.engines.cluster import ray_engine
 from equipoise.engines.cluster.cost_measurement import measure_exchange
@@ -87,7 +88,7 @@ def compare(name: str, turns: int) -> None:
 def exchange() -> None:
     """Milliseconds of an exchange with workers, without work; the figures that the formula of docs/scale.md takes."""
     data = clients(4, 2, (784,), 62)
-    task = Task.of(eq.models.Softmax(784, 62)).fitted(data)
+    task = try_task(Task.of(eq.models.Softmax(784, 62)), data)
     engine = Ray(workers=2).start(task, data)
     costs = measure_exchange(engine)
     said = f"latency {1e3 * costs.latency:.2f} ms, a call {1e3 * costs.call:.2f} ms, a megabyte {1e9 * costs.byte:.2f} ms"

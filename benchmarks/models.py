@@ -36,6 +36,7 @@ from torch import Tensor
 
 import equipoise as eq
 from equipoise.core.task import Task
+from equipoise.core.task_trial import try_task
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Loop, Simulator
@@ -78,7 +79,7 @@ class OurRounds:
     def __init__(self, entry: zoo.Entry, device: str, clients: int, precision: str, lr: float = 0.05) -> None:
         self.data, torch_state = data_of(entry, clients), torch.random.get_rng_state()
         torch.manual_seed(0)
-        self.task = Task.of(entry.model(), loss=zoo.loss_of).fitted(self.data)
+        self.task = try_task(Task.of(entry.model(), loss=zoo.loss_of), self.data)
         torch.random.set_rng_state(torch_state)
         self.engine = Simulator(device=device, precision=precision).start(self.task, self.data)
         self.params = self.task.read_model().to(self.engine.device)
@@ -212,7 +213,7 @@ def update_of(
     clients = min(FEW, entry.on_cpu)
     torch.manual_seed(0)
     data = data_of(entry, clients, dtype)
-    task = Task.of(entry.model().to(dtype), loss=zoo.loss_of).fitted(data)
+    task = try_task(Task.of(entry.model().to(dtype), loss=zoo.loss_of), data)
     running, cohort = engine.start(task, data), cohort_of(clients, 0)
     if isinstance(running, SimulatorEngine) and path is not None:
         running.use(Choice(clients, 1, clients, path))

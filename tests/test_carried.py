@@ -14,6 +14,7 @@ import equipoise as eq
 from equipoise.core import rng
 from equipoise.core.carried import CarriedLayout, mean_carried
 from equipoise.core.task import Task
+from equipoise.core.task_trial import try_task
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Loop, Simulator
@@ -172,7 +173,7 @@ def test_rounds_are_those_of_plain_torch(engine, momentum, data):
 @given(st.lists(st.integers(2, 13), min_size=2, max_size=5), st.integers(0, 5), st.data())
 def test_engines_agree_and_weights_count_once(sizes, seed, drawn):
     data = FederatedData(make_clients(sizes, seed=seed, dtype=torch.float64))
-    task = Task.of(normalised()).fitted(data)
+    task = try_task(Task.of(normalised()), data)
     weights = torch.tensor(
         drawn.draw(st.lists(st.floats(0.1, 1), min_size=len(sizes), max_size=len(sizes))), dtype=torch.float64
     )
@@ -235,7 +236,7 @@ MODELS = {  # by name: a model, a batch size, and the path that trains it
 @pytest.mark.parametrize("options", [{}, {"chunk_size": 2, "workers": 2}])
 def test_paths_agree_with_the_loop_engine(name, options, data):
     model, batch_size, path = MODELS[name]
-    task, engine = Task.of(model).fitted(data), Simulator(**options)
+    task, engine = try_task(Task.of(model), data), Simulator(**options)
     for solver in (SGD(batch_size=batch_size, epochs=2, momentum=0.5), eq.solvers.Adam(batch_size=batch_size, clip_norm=0.1)):
         check_engine(engine, task=task, data=data, solver=solver)
     running = engine.start(task, data)
@@ -252,12 +253,12 @@ def solver_of(batch_size):
 
 @pytest.mark.parametrize("model", [normalised(), nn.Sequential(RunningCentre(4), nn.Linear(4, 3)).double()])
 def test_the_public_check_covers_carried_values(model, data):
-    check_engine(Simulator(), task=Task.of(model).fitted(data), data=data)
+    check_engine(Simulator(), task=try_task(Task.of(model), data), data=data)
 
 
 def test_buffers_are_found_by_trying_and_others_are_averaged(data):
     model = nn.Sequential(RunningCentre(4).double(), nn.Linear(4, 3).double())
-    task = Task.of(model).fitted(data)
+    task = try_task(Task.of(model), data)
     assert task.carried.names == ("0.centre",)
     assert task.mixes
     assert not task.carried.moments
@@ -270,7 +271,7 @@ def test_buffers_are_found_by_trying_and_others_are_averaged(data):
 
 def test_zeros_do_not_hide_a_buffer():
     clients = ClientSet.pack([("a", torch.zeros(6, 4), torch.tensor([0, 1, 2, 0, 1, 2]))])
-    task = Task.of(nn.Sequential(RunningCentre(4), nn.Linear(4, 3))).fitted(FederatedData(clients))
+    task = try_task(Task.of(nn.Sequential(RunningCentre(4), nn.Linear(4, 3))), FederatedData(clients))
     assert task.carried.names == ("0.centre",)
 
 
@@ -286,7 +287,7 @@ def test_attacks_and_lost_updates(data):
 
 
 def test_clients_without_a_step_do_not_count(data):
-    task = Task.of(normalised()).fitted(data)
+    task = try_task(Task.of(normalised()), data)
     cohort = everyone(4)
     idle = Cohort(0, 0, cohort.clients, cohort.weights, cohort.inclusion, torch.tensor([0, 2, 2, 0]))
     rule, model = eq.aggregators.WeightedMean(), model_vector(task)
@@ -310,7 +311,7 @@ def test_batches_of_one_are_left_out_and_told(data):
         result = eq.train(normalised(), clients, eq.Algorithm(solver=SGD(batch_size=4)), rounds=2, clients_per_round=4)
     assert torch.isfinite(result.params).all()
     model = plain_client(normalised(), clients.train, 0, SGD(batch_size=4), 0, 0)
-    task = Task.of(normalised()).fitted(clients)
+    task = try_task(Task.of(normalised()), clients)
     assert task.smallest_batch == 2
     work = Loop().start(task, clients).updates(model_vector(task), everyone(4), SGD(batch_size=4))
     after = task.layout.read(task.module) + work.update[0]
@@ -333,7 +334,7 @@ def marked_memory():
 )
 def test_a_client_whose_only_batch_is_left_out_stays_where_it_is(solver, chunk_size, marked_memory):
     clients = FederatedData(make_clients([5, 9, 1, 8], dtype=torch.float64))
-    task, cohort = Task.of(normalised()).fitted(clients), everyone(4)
+    task, cohort = try_task(Task.of(normalised()), clients), everyone(4)
     model, engines = model_vector(task), (Loop(), Simulator(chunk_size, workers=1))
     expected, work = (engine.start(task, clients).updates(model, cohort, solver) for engine in engines)
     assert not work.update[2].any()
@@ -361,7 +362,7 @@ def test_images_may_come_one_at_a_time():
                for k, n in enumerate([1, 3])]  # fmt: skip
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 2))
     data = FederatedData(ClientSet.pack(triples))
-    assert Task.of(model).fitted(data).smallest_batch == 1
+    assert try_task(Task.of(model), data).smallest_batch == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error", EquipoiseNotice)
         eq.train(model, data, eq.Algorithm(solver=SGD(batch_size=2)), rounds=1, clients_per_round=2, engine="loop")
@@ -382,7 +383,7 @@ def test_frozen_parts_keep_the_mode_they_were_left_in(data):
     nn.init.normal_(backbone[1].running_mean)
     head = nn.Sequential(nn.Dropout(0.1), nn.Linear(5, 3)).double()
     model = nn.Sequential(backbone.eval(), head)
-    task = Task.of(model).fitted(data)
+    task = try_task(Task.of(model), data)
     assert task.carried.size == 0
     assert not task.mixes
     task.scorer.train()
@@ -397,7 +398,7 @@ def test_frozen_parts_keep_the_mode_they_were_left_in(data):
     assert torch.equal(result.model[0][1].running_mean, backbone[1].running_mean)
     assert result.carried is None
     left_on = nn.Sequential(copy.deepcopy(backbone).train(), head)
-    task = Task.of(left_on).fitted(data)  # as left by the user: in training mode, so its statistics move
+    task = try_task(Task.of(left_on), data)  # as left by the user: in training mode, so its statistics move
     assert task.carried.names == ("0.1.running_mean", "0.1.running_var")
     task.scorer.eval()
     assert not any(part.training for part in task.module.modules())  # in evaluation nothing is
@@ -428,7 +429,7 @@ def test_a_frozen_backbone_is_batched_and_agrees(data):
     model = nn.Sequential(backbone, nn.Linear(5, 3).double())
     loop, fast = (eq.train(model, data, rounds=2, clients_per_round=4, engine=e) for e in ("loop", "simulator"))
     torch.testing.assert_close(fast.params, loop.params)
-    engine = Simulator().start(Task.of(model).fitted(data), data)
+    engine = Simulator().start(try_task(Task.of(model), data), data)
     assert engine.why_not_vectorised() is None
 
 
@@ -529,7 +530,7 @@ def test_solvers_that_look_around(solver, data):
 
 
 def test_the_gradient_that_corrects_moves_no_statistics(data):
-    task = Task.of(normalised()).fitted(data)
+    task = try_task(Task.of(normalised()), data)
     engine, rule, model = Loop().start(task, data), eq.aggregators.WeightedMean(), model_vector(task)
     shared = torch.zeros(task.layout.dimension, dtype=torch.float64)
     solver = SGD(lr=0.0 + 1e-12, batch_size=None)

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.core.task import Task
+from equipoise.core.task_trial import try_task
 from equipoise.data import ClientSet, FederatedData
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
 from equipoise.report.data.participation import participation
@@ -111,7 +113,7 @@ def test_updates_are_those_of_the_version_at_the_start():
             cohort = eq.types.Cohort(
                 report.round - age, 3, torch.tensor([position]), torch.ones(1).double(), torch.ones(1).double()
             )
-            task = eq.core.task.Task.of(model).fitted(data)
+            task = try_task(Task.of(model), data)
             engine = eq.engines.Loop().start(task, data)
             solver = eq.solvers.SGD(lr=0.1, batch_size=5, lr_decay=0.9)
             step += size * (1 + age) ** -0.5 * engine.updates(versions[report.round - age], cohort, solver).update[0]

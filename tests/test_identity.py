@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import equipoise as eq
+from equipoise.core import per_example_losses
 from equipoise.core.fingerprints import fingerprint
 from equipoise.data.column_rule import ColumnRule
 from equipoise.data.target_rule import TargetRule
@@ -222,6 +223,10 @@ def test_a_fingerprint_is_of_what_is_computed():
     (eq.ClientTable, "equipoise.result.ClientTable"),
     (eq.Result, "equipoise.result.Result"),
     (RunRecord, "equipoise.result.RunRecord"),
+    (per_example_losses.cross_entropy, "equipoise.core.task.cross_entropy"),
+    (per_example_losses.misclassified, "equipoise.core.task.misclassified"),
+    (per_example_losses.MaskedCrossEntropy, "equipoise.core.task.MaskedCrossEntropy"),
+    (per_example_losses.MaskedMisclassified, "equipoise.core.task.MaskedMisclassified"),
     (eq.ClientSet, "equipoise.data.clients.ClientSet"),
     (eq.FederatedData, "equipoise.data.clients.FederatedData"),
     (eq.data.Schema, "equipoise.data.schema.Schema"),

@@ -24,15 +24,15 @@ VALIDATES = "equipoise.algorithm"  # refuses parts that are wrong together
 
 # Questions about values that are no parts of an algorithm: module → expressions, each with its reason.
 NOT_PARTS = {
+    "equipoise.core.batch_trial": {"getattr(layer, 'num_features', 'channels')": "a layer of a model, for a message"},
     "equipoise.core.equality": {"hasattr(value, '__dict__')": "attributes of a module"},
     "equipoise.core.files": {"getattr(failure, 'strerror', None)": "an error of the system"},
     "equipoise.core.numbers": {"hasattr(values, 'tolist')": "an array, a tensor or a list"},
     "equipoise.core.task": {
         "getattr(self.module, 'loss', None)": "a model may have its own loss",
         "getattr(self.module, 'error', None)": "a model may have its own error",
-        "getattr(self.module, 'classes', None)": "a model may know its classes",
-        "getattr(layer, 'num_features', 'channels')": "a layer of a model, for a message",
     },
+    "equipoise.core.task_trial": {"getattr(task.module, 'classes', None)": "a model may know its classes"},
     "equipoise.data.arrays": {
         "hasattr(type(value), '__array__')": "an array of whatever library",
         "hasattr(type(value), '__len__')": "an array of whatever library",
@@ -242,6 +242,7 @@ HELPERS = {  # small pure helpers that a round of the loop engine passes through
     "equipoise.core.forward_rules",  # the masks of dropout
     "equipoise.core.numbers",
     "equipoise.core.params",
+    "equipoise.core.per_example_losses",
     "equipoise.core.rng",
     "equipoise.core.task",
     "equipoise.core.trees",  # a model's inputs

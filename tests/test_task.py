@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.core.task import Task, misclassified
+from equipoise.core.per_example_losses import misclassified
+from equipoise.core.task import Task
+from equipoise.core.task_trial import try_task
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
 from made_clients import make_clients
@@ -218,6 +220,6 @@ def test_a_notice_taken_as_an_error_leaves_nothing_open(ragged, tmp_path):
 
 def test_a_task_is_a_copy(ragged):
     model = eq.models.Softmax(4, 3)
-    task = Task.of(model).fitted(ragged)
+    task = try_task(Task.of(model), ragged)
     assert task.error is misclassified
     assert task.module is not model

@@ -5,7 +5,8 @@ import inspect
 import re
 
 from equipoise.experiment import catalog
-from equipoise.experiment.config import SECTIONS, TrainOptions
+from equipoise.experiment.config import SECTIONS
+from equipoise.experiment.train_options import TrainOptions
 from equipoise.experiment.values import type_text, value_text
 from equipoise.runs.stopping import EarlyStopping
 

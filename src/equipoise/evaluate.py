@@ -13,7 +13,9 @@ from torch import nn
 from equipoise.client_metrics import ClientMetrics
 from equipoise.client_table import ClientTable
 from equipoise.core.abilities import engine_traits
-from equipoise.core.task import PerExample, Task
+from equipoise.core.per_example_losses import PerExample
+from equipoise.core.task import Task
+from equipoise.core.task_trial import try_task
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import EquipoiseNotice, InvalidParameter, require
@@ -60,7 +62,7 @@ def evaluate(
         fix = "Give the module itself, e.g. result.model."
         raise InvalidParameter("model", "must be a torch.nn.Module", type(model).__name__, fix)
     whole = data if isinstance(data, FederatedData) else FederatedData(data, test=data, name=data.source or "clients")
-    task, measured = Task.of(model, loss, error).fitted(whole), ClientMetrics.of(metrics)
+    task, measured = try_task(Task.of(model, loss, error), whole), ClientMetrics.of(metrics)
     sample = evaluation_sample(whole, evaluate_clients)
     with warnings.catch_warnings():  # whether clients can be trained side by side does not matter here
         warnings.simplefilter("ignore", EquipoiseNotice)

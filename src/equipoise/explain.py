@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from equipoise.algorithm import Algorithm
-from equipoise.core.task import PerExample
+from equipoise.core.per_example_losses import PerExample
 from equipoise.data.federated_data import FederatedData
 from equipoise.round import Rounds
 from equipoise.runs.setup import EngineChoice, Setting, set_up

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.algorithm import Algorithm
-from equipoise.core.task import PerExample
+from equipoise.core.per_example_losses import PerExample
 from equipoise.errors import Diverged, ObserverFailed, is_integer, require
 from equipoise.observers import History, Observers, Progress, Run, hears_something, show_progress
 from equipoise.privacy.ledger import Ledger

@@ -12,6 +12,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.core.task import Task
+from equipoise.core.task_trial import try_task
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Loop, Simulator
@@ -386,7 +387,7 @@ UNUSUAL = {
 def test_unusual_models_and_data(name):
     model, clients = UNUSUAL[name]()
     data = FederatedData(clients)
-    task = Task.of(model.double()).fitted(data)
+    task = try_task(Task.of(model.double()), data)
     for solver in (
         SGD(lr=0.05, batch_size=4, epochs=2, weight_decay=0.01),
         SGD(lr=0.05, batch_size=None, steps=2, momentum=0.5, weight_decay=0.1),
@@ -397,7 +398,9 @@ def test_unusual_models_and_data(name):
 
 def test_a_loss_that_works_in_place():
     data = FederatedData(make_clients(SIZES), classes=3)
-    check_engine(Simulator(), task=Task.of(eq.models.Softmax(4, 3).double(), in_place).fitted(data), data=data, tolerance=1e-8)
+    check_engine(
+        Simulator(), task=try_task(Task.of(eq.models.Softmax(4, 3).double(), in_place), data), data=data, tolerance=1e-8
+    )
 
 
 class Lazily(SGD):

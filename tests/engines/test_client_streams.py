@@ -9,6 +9,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.core.task import Task
+from equipoise.core.task_trial import try_task
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Loop
 from equipoise.engines.simulator.calibration import Choice
@@ -38,7 +39,7 @@ def normalised():
 @pytest.mark.parametrize("name", SOLVERS)
 def test_clients_side_by_side_agree_with_the_loop(name, model):
     data, solver = FederatedData(make_clients([9, 20, 13, 10, 9, 33])), SOLVERS[name]
-    task = Task.of(model()).fitted(data)
+    task = try_task(Task.of(model()), data)
     params = task.read_model()
     for chunk, most in ((None, 8), (None, 4), (2, 8), (None, 1)):
         engine, path = side_by_side(task, data, chunk)
@@ -58,5 +59,5 @@ def test_clients_side_by_side_agree_with_the_loop(name, model):
 
 def test_batches_of_many_sizes_that_may_not_be_padded_are_left_to_others():
     data, solver = FederatedData(make_clients([5, 6, 7, 8, 9])), eq.solvers.SGD(lr=0.1, batch_size=None)
-    engine, _ = side_by_side(Task.of(normalised()).fitted(data), data)
+    engine, _ = side_by_side(try_task(Task.of(normalised()), data), data)
     assert "batches of more than 4 sizes" in engine.explain(eq.Algorithm(solver=solver))

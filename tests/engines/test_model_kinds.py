@@ -13,6 +13,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.core.task import Task
+from equipoise.core.task_trial import try_task
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Loop, Simulator
@@ -42,7 +43,7 @@ def task_and_data(name, sizes=(5, 4, 2)):
     parts = [entry.data(size, generator) for size in sizes]
     data = FederatedData(ClientSet.pack([(str(i), doubles(x), y) for i, (x, y) in enumerate(parts)]))
     torch.manual_seed(0)
-    return Task.of(SMALL.get(name, entry.model)().double(), loss=zoo.loss_of).fitted(data), data
+    return try_task(Task.of(SMALL.get(name, entry.model)().double(), loss=zoo.loss_of), data), data
 
 
 def results(engine, task, solver, clients):

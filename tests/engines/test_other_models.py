@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import equipoise as eq
 from equipoise.core.task import Task
+from equipoise.core.task_trial import try_task
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Loop, Simulator
@@ -46,7 +47,7 @@ def test_every_path_agrees_with_the_loop(name):
     parts = [entry.data(size, generator) for size in (7, 6, 3)]
     data = FederatedData(ClientSet.pack([(str(i), doubles(x), y) for i, (x, y) in enumerate(parts)]))
     torch.manual_seed(0)
-    worst, engine = compared(Task.of(entry.model().double(), loss=zoo.loss_of).fitted(data), data)
+    worst, engine = compared(try_task(Task.of(entry.model().double(), loss=zoo.loss_of), data), data)
     assert (engine.unvectorised is not None) == (name in UNBATCHED), engine.unvectorised
     assert any("recorded steps" in path for path in worst), worst
     assert max(worst.values()) <= 1e-9, worst
@@ -78,7 +79,7 @@ def test_a_dict_in_and_a_dict_out():
     torch.manual_seed(0)
     clients = [(str(k), several(n), torch.randint(0, 3, (n,))) for k, n in enumerate((7, 6, 3))]
     data = FederatedData(ClientSet.pack(clients))
-    worst, engine = compared(Task.of(Several().double(), loss=scaled_loss).fitted(data), data)
+    worst, engine = compared(try_task(Task.of(Several().double(), loss=scaled_loss), data), data)
     assert engine.unvectorised is None
     assert len(worst) == 3
     assert max(worst.values()) <= 1e-9, worst
@@ -127,7 +128,7 @@ def plain_data():
 @pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
 def test_examples_that_go_different_ways():
     data = plain_data()
-    worst, engine = compared(Task.of(Dispatched().double()).fitted(data), data)
+    worst, engine = compared(try_task(Task.of(Dispatched().double()), data), data)
     assert engine.unvectorised is not None
     assert set(worst) == {"one by one"}  # neither batched nor recorded
     assert max(worst.values()) <= 1e-9, worst
@@ -135,4 +136,4 @@ def test_examples_that_go_different_ways():
 
 def test_parameters_of_complex_numbers_are_refused_by_name():
     with pytest.raises(eq.errors.InvalidParameter, match=r"complex numbers in 'factors'.*view_as_complex"):
-        Task.of(Complex()).fitted(plain_data())
+        try_task(Task.of(Complex()), plain_data())

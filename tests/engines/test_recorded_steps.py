@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import equipoise as eq
 from equipoise.core.task import Task
+from equipoise.core.task_trial import try_task
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Loop, Simulator
@@ -127,7 +128,7 @@ def engine_of(task, data, **options):
 
 def task_of(model, data):
     torch.manual_seed(0)
-    return Task.of(model().to(data.train.x.dtype)).fitted(data)
+    return try_task(Task.of(model().to(data.train.x.dtype)), data)
 
 
 @pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")

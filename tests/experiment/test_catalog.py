@@ -5,7 +5,7 @@ import pytest
 
 from equipoise.errors import ConfigError
 from equipoise.experiment import catalog
-from equipoise.experiment.config import OBJECTS_FROM_DATA
+from equipoise.experiment.part_config import OBJECTS_FROM_DATA
 
 HOMES = {
     "risk": "equipoise.risk",

@@ -11,7 +11,8 @@ from equipoise import averaging
 from equipoise.errors import ConfigError, require
 from equipoise.experiment import catalog
 from equipoise.experiment.build import build
-from equipoise.experiment.config import RunConfig, override, read_toml
+from equipoise.experiment.config import RunConfig
+from equipoise.experiment.config_tables import override, read_toml
 from equipoise.types import LocalSolver, QuantileSource
 
 SMALL = """

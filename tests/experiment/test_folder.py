@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 from equipoise.errors import ConfigError, Diverged
 from equipoise.experiment import folder
 from equipoise.experiment.build import build
-from equipoise.experiment.config import RunConfig, override
+from equipoise.experiment.config import RunConfig
+from equipoise.experiment.config_tables import override
 
 TABLE = {
     "data": {"name": "label_shift", "train_clients": 12, "validation_clients": 2, "test_clients": 3, "examples": 20},

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.core.task import Task, cross_entropy, misclassified
+from equipoise.core.per_example_losses import cross_entropy, misclassified
+from equipoise.core.task import Task
 from equipoise.errors import InvalidParameter
 from equipoise.models import LinearRegression, LinearSVM, Logistic, MeanEstimator, Softmax
 from equipoise.models.linear import hinge_loss, logistic_loss, squared_distance, squared_error, wrong_sign

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from equipoise.core.task import cross_entropy
+from equipoise.core.per_example_losses import cross_entropy
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.models import ConvNet, LinearSVM, Logistic, Softmax
 from equipoise.optim.gradients import ExampleGradients, OuterGradients, Query, RowGradients, clipped_sum

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from equipoise.core.task import cross_entropy
+from equipoise.core.per_example_losses import cross_entropy
 from equipoise.models import LinearRegression, Logistic
 from equipoise.optim import DP2, DPSGD, PDADPMD, AdaDPS, DPAdaGrad, DPAdam, DPRMSProp, DPRPub, cosine_share
 from equipoise.optim.second_moments import adagrad, rmsprop, yogi

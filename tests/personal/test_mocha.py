@@ -12,6 +12,7 @@ from scipy import linalg
 
 import equipoise as eq
 from equipoise.core.task import Task
+from equipoise.core.task_trial import try_task
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Loop, Simulator
@@ -41,7 +42,7 @@ def regression(clients=3, features=4, examples=12, seed=0, noise=0.3):
 
 
 def context_of(model, data, engine):
-    task = Task.of(model.double()).fitted(data)
+    task = try_task(Task.of(model.double()), data)
     return PersonalContext(engine.start(task, data), task, data, lambda other: engine.start(other, data))
 
 

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 import equipoise as eq
 from equipoise.core.task import Task
+from equipoise.core.task_trial import try_task
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Loop, Simulator
@@ -37,7 +38,7 @@ def ragged(dtype=torch.float64):
 
 
 def context_of(model, data, engine, loss=None):
-    task = Task.of(model, loss).fitted(data)
+    task = try_task(Task.of(model, loss), data)
     return PersonalContext(engine.start(task, data), task, data, lambda other: engine.start(other, data))
 
 

@@ -367,7 +367,8 @@ def data_show(
 ) -> None:
     """Show a data set: clients per split, examples, sizes, classes, shape; of a table, or a run on one, also its schema."""
     from equipoise.cli.listing import show_data, show_schema
-    from equipoise.experiment.config import check_part, override
+    from equipoise.experiment.config_tables import override
+    from equipoise.experiment.part_config import check_part
 
     table = override({}, settings or ())
     if store_commands.is_store(name):

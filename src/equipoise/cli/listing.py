@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from equipoise.experiment import catalog
-from equipoise.experiment.config import FROM_DATA
+from equipoise.experiment.part_config import FROM_DATA
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -117,3 +117,15 @@ def nearly_equal(a: Tensor, b: Tensor) -> bool:
     """Equal up to the rounding of another batch size."""
     rough = 8 * torch.finfo(a.dtype).eps if a.is_floating_point() else 0.0
     return a.shape == b.shape and torch.allclose(a, b, rtol=max(1e-3, rough), atol=max(1e-4, rough), equal_nan=True)
+
+
+def refuse_batch_normalisation(model: nn.Module, harm: str) -> None:
+    """Refuse layers that normalise over a batch or keep running statistics; `harm` says what these statistics would do."""
+    for name, layer in model.named_modules():
+        keeps_statistics = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or keeps_statistics:
+            raise IncompatibleParts(
+                f"{f'model.{name}' if name else 'model'} is a {type(layer).__name__}: its statistics {harm}.",
+                f"Replace it, e.g. by torch.nn.GroupNorm(groups, {getattr(layer, 'num_features', 'channels')}); "
+                "equipoise.models.with_group_norm(model) replaces all of them.",
+            )

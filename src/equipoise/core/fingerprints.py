@@ -23,12 +23,17 @@ from torch import Tensor, nn
 _LIBRARIES = {"equipoise", "torch", "numpy"} | sys.stdlib_module_names
 _FORMER_MODULES = {  # of modules that were part of another one: checkpoints of before name their classes and functions by it
     "equipoise.client_table": "equipoise.result",
+    "equipoise.core.per_example_losses": "equipoise.core.task",
+    "equipoise.core.task_trial": "equipoise.core.task",
     "equipoise.data.column_kinds": "equipoise.data.schema",
     "equipoise.data.column_rule": "equipoise.data.schema",
     "equipoise.data.federated_data": "equipoise.data.clients",
     "equipoise.data.label_range": "equipoise.data.clients",
     "equipoise.data.packed_rows": "equipoise.data.clients",
     "equipoise.data.target_rule": "equipoise.data.schema",
+    "equipoise.experiment.config_tables": "equipoise.experiment.config",
+    "equipoise.experiment.part_config": "equipoise.experiment.config",
+    "equipoise.experiment.train_options": "equipoise.experiment.config",
     "equipoise.personal_models": "equipoise.result",
     "equipoise.run_record": "equipoise.result",
     "equipoise.run_summary": "equipoise.result",

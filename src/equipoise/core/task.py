@@ -3,74 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from equipoise.core import trees
-from equipoise.core.batch_trial import BatchUse, nearly_equal, try_batches
-from equipoise.core.binary_error import binary_error
 from equipoise.core.carried import CarriedLayout, split_model
 from equipoise.core.error_names import error_name
 from equipoise.core.forward_rules import ForwardRules
 from equipoise.core.functional import call_with_tensors
 from equipoise.core.params import ParameterLayout
-from equipoise.errors import EquipoiseError, IncompatibleParts, InvalidParameter, is_integer, require
+from equipoise.core.per_example_losses import MaskedCrossEntropy, PerExample, cross_entropy, misclassified, per_example
+from equipoise.errors import require
 
 if TYPE_CHECKING:
     from equipoise.data.federated_data import FederatedData
-
-TRIED_ROWS = 256  # sequences among which those are chosen that padding is tried on
-PerExample = Callable[[Any, Any], Tensor]  # of trees of outputs and targets
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy of logits (B, C, …) against classes (B, …): one number per example, (B,)."""
-    losses = functional.cross_entropy(outputs, targets, reduction="none")
-    return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
-
-
-def misclassified(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 where the largest of the logits (B, C, …) is not the target class, else 0: (B,)."""
-    wrong = (outputs.argmax(1) != targets).to(outputs.dtype)
-    return wrong.flatten(1).mean(1) if wrong.dim() > 1 else wrong
-
-
-@dataclass(frozen=True)
-class MaskedCrossEntropy:
-    """Cross-entropy of logits (B, C, …) against classes (B, …): the mean over the places of an example that are not ignored."""
-
-    ignore_index: int
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """One number per example, (B,)."""
-        losses = functional.cross_entropy(outputs, targets, reduction="none", ignore_index=self.ignore_index)
-        return _mean_where(targets != self.ignore_index, losses)
-
-
-@dataclass(frozen=True)
-class MaskedMisclassified:
-    """The share of an example's places, without the ignored ones, where the largest logit is not the target class."""
-
-    ignore_index: int
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """One number per example, (B,)."""
-        return _mean_where(targets != self.ignore_index, (outputs.argmax(1) != targets).to(outputs.dtype))
-
-
-def _mean_where(known: Tensor, values: Tensor) -> Tensor:
-    """The mean of each example's values (B, …) where they are known, (B,)."""
-    if values.dim() == 1:
-        return values
-    shares = known.to(values.dtype).flatten(1)
-    return (values.flatten(1) * shares).sum(1) / shares.sum(1).clamp(min=1)
 
 
 class _Scorer(nn.Module):
@@ -144,7 +95,7 @@ class Task:
         """The task of a module. `loss` and `error` take (outputs, targets) and give one number per example.
 
         Without them the model's own `loss` and `error` methods are used where it has them. Else the loss is cross-entropy, and
-        the error is misclassification for classes (see `fitted`) and the loss itself otherwise.
+        the error is misclassification for classes (see `try_task`) and the loss itself otherwise.
         """
         require(isinstance(model, nn.Module), "model", "must be a torch.nn.Module", type(model).__name__)
         for name, given in (("loss", loss), ("error", error)):
@@ -156,7 +107,7 @@ class Task:
         fix = "Make the loss part of the model (a method `loss`), or freeze it by requires_grad_(False)."
         require(not strangers, "loss", "must not have trainable parameters outside the model", type(loss).__name__, fix)
         scorer = _Scorer(*_copy_all(model, loss, error))
-        with _in_training(scorer):
+        with in_training_mode(scorer):
             carried = CarriedLayout.of(scorer.module)
         return cls(scorer, layout, carried, mixes=carried.size > 0)
 
@@ -164,6 +115,14 @@ class Task:
     def around(cls, model: nn.Module, loss: PerExample | None = None) -> Task:
         """The task of a module that is used as it is, without a copy and without questions."""
         return cls(_Scorer(model, loss, None), ParameterLayout.of(model))
+
+    def with_loss(self, loss: PerExample) -> Task:
+        """The task with another loss; model and error stay."""
+        return replace(self, scorer=self.scorer.with_parts(self.module, loss, self.scorer._given_error))
+
+    def with_error(self, error: PerExample) -> Task:
+        """The task with another error; model and loss stay."""
+        return replace(self, scorer=self.scorer.with_parts(self.module, self.scorer._given_loss, error))
 
     def with_module(self, module: nn.Module) -> Task:
         """The task with another module of the same kind, used as it is; loss and error stay."""
@@ -290,205 +249,6 @@ class Task:
             trial.scorer(trees.clone(x), y, False)
         return rules.calls > 0
 
-    def fitted(self, data: FederatedData) -> Task:
-        """The task for these data, tried on their first examples so that what cannot work is refused before any work.
-
-        Refused are wrong shapes and types, too few classes, a loss or error that is not one number per example or has no
-        gradient, and models that in evaluation mode change buffers, or whose output for one example depends on its batch. If
-        the data have classes and the outputs are scores of classes, an error that nobody defined is misclassification; if the
-        loss is binary cross-entropy, it is the share of wrong signs. What training changes besides the parameters is found by
-        trying.
-        """
-        wanted = self._respecting(data)
-        trial = wanted.to(torch.device("cpu"))
-        rows = torch.arange(3) % data.train.examples if data.train.examples < 3 else slice(0, 3)
-        dtype = self.layout.dtype
-        x, y = (trees.map_tree(Tensor.cpu, part(rows, dtype)) for part in (data.train.inputs, data.train.targets))
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            trial.scorer.eval()
-            outputs = trial._run_user_code("model", data, lambda: trial._outputs(x))
-            trial._refuse_too_few_classes(data, outputs)
-            use = trial._run_user_code("model", data, lambda: try_batches(trial.module, trial.scorer.train, x))
-            trial.scorer.train()
-            params = self.layout.read(trial.module).requires_grad_()
-            with torch.enable_grad():
-                losses = trial._run_user_code("loss", data, lambda: trial.losses(params, trees.clone(x), y))
-            require(losses.requires_grad, "loss", "must depend on the model's parameters", "detached from them")
-            trial._refuse_buffers_with_gradients()
-            if (error := trial._error_of_outputs(data, outputs, y)) is not None:
-                wanted, trial = (task._with_error(error) for task in (wanted, trial))
-            trial.scorer.eval()
-            several = trial._run_user_code("error", data, lambda: trial.scores(params, trees.clone(x), y))
-            single = [(trees.select(x, slice(i, i + 1)), trees.select(y, slice(i, i + 1))) for i in range(len(several[0]))]
-            alone = [trial.scores(params, trees.clone(one), target) for one, target in single]
-            for place, what in enumerate(("loss", "error")):
-                if not nearly_equal(several[place], torch.cat([scores[place] for scores in alone])):
-                    raise IncompatibleParts(
-                        f"The {what} of an example depends on the other examples in its batch, which padding and averaging "
-                        "over clients both break.",
-                        "Compute it from the example's own outputs and target.",
-                    )
-            trial._refuse_padding(data, params.detach())
-            if use.mixes:
-                trial._refuse_padding_in_training(data, params.detach())
-        return wanted._trained_as(use)
-
-    def _refuse_buffers_with_gradients(self) -> None:
-        """A buffer that depends on the parameters would have every step go back through the steps before it."""
-        kept = [name for name, value in self.module.named_buffers() if value.requires_grad]
-        rule = f"must change its buffer {kept[0]!r} without gradients" if kept else ""
-        fix = "Write `with torch.no_grad(): …` around the change, or detach what goes into it."
-        require(not kept, "model", rule, type(self.module).__name__, fix)
-
-    def _with_error(self, error: PerExample) -> Task:
-        return replace(self, scorer=self.scorer.with_parts(self.module, self.scorer._given_loss, error))
-
-    def _trained_as(self, use: BatchUse) -> Task:
-        """The task with the carried buffers that a trial has found; refuses those that the vector cannot hold."""
-        buffers, name = dict(self.module.named_buffers()), type(self.module).__name__
-        if late := [changed for changed in use.changed if changed not in buffers]:
-            rule, fix = f"must make its buffer {late[0]!r} before it runs", "Register it in __init__."
-            raise InvalidParameter("model", rule, name, fix)
-        with _in_training(self.scorer):
-            carried = CarriedLayout.of(self.module, use.changed)
-        for buffer in carried.names:
-            fits = torch.promote_types(buffers[buffer].dtype, self.layout.dtype) == self.layout.dtype
-            rule = f"must keep its parameters in a type at least as wide as its buffer {buffer!r} ({buffers[buffer].dtype})"
-            require(fits, "model", rule, str(self.layout.dtype), "Convert it first, e.g. model.float().")
-        if complex_ones := [changed for changed in use.changed if buffers[changed].is_complex()]:
-            rule = f"must not change complex buffers when it runs, as it does {complex_ones[0]!r}"
-            raise InvalidParameter("model", rule, name, "Keep real and imaginary part as two buffers.")
-        return replace(self, carried=carried, mixes=use.mixes or carried.size > 0, smallest_batch=use.smallest)
-
-    def _respecting(self, data: FederatedData) -> Task:
-        """The task with a default loss that leaves out the targets which these data ignore."""
-        if self.scorer.loss is not cross_entropy or not data.has_ignored:
-            return self
-        loss = MaskedCrossEntropy(data.ignore_index)
-        return replace(self, scorer=self.scorer.with_parts(self.module, loss, self.scorer._given_error))
-
-    def _error_of_outputs(self, data: FederatedData, outputs: Any, y: Any) -> PerExample | None:
-        """The error that fits outputs and loss, if nobody has said what an error is; None leaves it as it is."""
-        if not self.scorer.error_is_open:
-            return None
-        if self._scores_classes(data, outputs, y) or self.scorer.is_cross_entropy:
-            return MaskedMisclassified(data.ignore_index) if data.has_ignored else misclassified
-        error: PerExample | None = binary_error(self.scorer.loss, outputs, y)
-        return error
-
-    def _scores_classes(self, data: FederatedData, outputs: Any, y: Any) -> bool:
-        """Whether the outputs are one score per class of the data."""
-        tensors = isinstance(outputs, Tensor) and isinstance(y, Tensor) and outputs.dim() == 2
-        return tensors and y.shape == outputs.shape[:1] and 1 < data.classes <= outputs.shape[1]
-
-    def _refuse_padding(self, data: FederatedData, params: Tensor) -> None:
-        """Where sequences are padded, more, less or no padding must change neither loss, error nor gradient.
-
-        They are compared at the first model and after a step along its gradient: a last layer of zeros hides what is below it.
-        """
-        if not data.train.has_sequences:
-            return
-        rows = data.train.first_rows(TRIED_ROWS)
-        gradient = self._run_user_code("model", data, lambda: self._refuse_padding_at(data, rows, params, ("loss", "error")))
-        step = 0.1 * max(float(params.norm()), 1.0) / max(float(gradient.norm()), 1e-30)
-        if bool(torch.isfinite(moved := params - step * gradient).all()):
-            self._run_user_code("model", data, lambda: self._refuse_padding_at(data, rows, moved, ("loss",)))
-
-    def _refuse_padding_at(self, data: FederatedData, rows: Tensor, params: Tensor, names: tuple[str, ...]) -> Tensor:
-        """Compare some examples with more padding, and one by one without; the gradient of the sum of their losses.
-
-        A model need not take more steps than any batch has, nor fewer than 8: what it does not take is not compared.
-        """
-        here = self._padded_scores(data, [rows], params, 0)
-        more = (8,) if data.may_pad_further(rows) else (8, 0)
-        for parts, wider in (([rows], more), (list(torch.split(rows, 1)), (None, 0))):
-            there = self._padded_scores(data, parts, params, *wider)
-            changed = [name for name in names if not nearly_equal(here[name], there[name])]
-            gradients = (self.layout.unflatten(each["gradient"]) for each in (here, there))
-            if changed or not _nearly_equal_gradients(*gradients):
-                raise IncompatibleParts(
-                    f"The {changed[0] if changed else 'gradient'} of {type(self.module).__name__} changes when sequences are "
-                    "padded further, so that it depends on the other sequences in a batch.",
-                    "Use the mask: take the output at the last step where it is 1 (not outputs[:, -1]), average over steps "
-                    "where it is 1, hand it to attention as a padding mask; give an embedding padding_idx=…; pad targets with "
-                    "the ignored class −100.",
-                )
-        return here["gradient"]
-
-    def _refuse_padding_in_training(self, data: FederatedData, params: Tensor) -> None:
-        """Where sequences are padded and a model mixes the examples of a batch, its statistics must not count padded places."""
-        if not data.train.has_sequences:
-            return
-        rows = data.train.first_rows(TRIED_ROWS)
-
-        def losses(wider: int) -> Tensor:
-            trial = self.to(torch.device("cpu"))
-            trial.scorer.train()
-            return trial._padded_scores(data, [rows], params, wider, 0)["loss"]
-
-        here, again, there = (self._run_user_code("model", data, partial(losses, wider)) for wider in (0, 0, 8))
-        if nearly_equal(here, again) and not nearly_equal(here, there):  # else random, and nothing can be compared
-            raise IncompatibleParts(
-                f"In training the loss of {type(self.module).__name__} changes when sequences are padded further: statistics "
-                "of a batch count padded places.",
-                "Normalise after the steps have been averaged where the mask is 1, or within each example (LayerNorm).",
-            )
-
-    def _padded_scores(self, data: FederatedData, parts: list[Tensor], params: Tensor, *wider: int | None) -> dict[str, Tensor]:
-        """Losses and errors of some examples in batches, and the gradient of the sum of all losses.
-
-        Each batch is padded by the first of `wider` that the model takes; what it raises at the last is raised.
-        """
-        given = params.detach().requires_grad_()
-
-        def score(part: Tensor, places: int | None) -> tuple[Tensor, Tensor]:
-            x, y = (read(part, self.layout.dtype, wider=places) for read in (data.train.inputs, data.train.targets))
-            return self.scores(given, trees.map_tree(Tensor.cpu, x), trees.map_tree(Tensor.cpu, y))
-
-        def score_first(part: Tensor) -> tuple[Tensor, Tensor]:
-            for places in wider[:-1]:
-                with suppress(Exception):  # a user's model may raise anything
-                    return score(part, places)
-            return score(part, wider[-1])
-
-        with torch.enable_grad():
-            losses, errors = (torch.cat(each) for each in zip(*map(score_first, parts), strict=True))
-            (gradient,) = torch.autograd.grad(losses.sum(), given)
-        return {"loss": losses.detach(), "error": errors.detach(), "gradient": gradient}
-
-    def _outputs(self, x: Any) -> Any:
-        outputs = trees.call(self.module, trees.clone(x))
-        own = self.scorer.loss is not cross_entropy and not isinstance(self.scorer.loss, MaskedCrossEntropy)
-        rule = "must return one tensor of outputs, unless a loss is given for what it returns"
-        require(own or isinstance(outputs, Tensor), "model", rule, type(outputs).__name__)
-        return outputs
-
-    def _run_user_code(self, what: str, data: FederatedData, run: Callable[[], Any]) -> Any:
-        """The result of `run`; whatever it raises is said to be about the model, the loss or the error."""
-        try:
-            return run()
-        except EquipoiseError:
-            raise
-        except Exception as failure:  # a user's function may raise anything when it is given what it does not expect
-            x, y = data.train.inputs(slice(0, 1), self.layout.dtype), data.train.targets(slice(0, 1), self.layout.dtype)
-            rule = f"must fit the data {data.name!r}: inputs of {_described(x)}"
-            rule += f", targets of {_described(y)}" if what != "model" else ""
-            reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
-            pixels = what == "model" and isinstance(x, Tensor) and not x.is_floating_point()
-            hint = " If the inputs are pixels, give the data scale=1/255." if pixels else ""
-            name = type(self.module).__name__ if what == "model" else getattr(self.scorer, what)
-            raise InvalidParameter(what, rule, name, f"It said: {reason}.{hint}") from failure
-
-    def _refuse_too_few_classes(self, data: FederatedData, outputs: Any) -> None:
-        known, name = getattr(self.module, "classes", None), type(self.module).__name__
-        if not is_integer(known):
-            logits = self.scorer.is_cross_entropy and isinstance(outputs, Tensor) and outputs.dim() > 1
-            known = outputs.shape[1] if logits else data.classes
-        if known is not None and data.classes > known:
-            classes = f"{data.classes} classes of {data.name!r} (0 to {data.classes - 1})"
-            rule = f"must tell the {classes} apart; {name} knows {known}"
-            raise InvalidParameter("model", rule, name, "Give it more classes, or use models.Softmax.")
-
 
 def _copy_all(
     model: nn.Module, loss: PerExample | None, error: PerExample | None
@@ -499,44 +259,6 @@ def _copy_all(
     except Exception:  # a loss may hold what cannot be copied (a lock, a tensor of a graph): then it is used as it is
         return copy.deepcopy(model), loss, error
     return copied
-
-
-def _nearly_equal_gradients(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    """Equal up to rounding, parameter by parameter; what is small beside the whole gradient may be rounding alone."""
-    whole = float(torch.cat([value.flatten() for value in one.values()]).norm())
-    return all(
-        float((value - other[name]).norm()) <= max(1e-3, 8 * torch.finfo(value.dtype).eps) * float(value.norm()) + 1e-5 * whole
-        for name, value in one.items()
-    )
-
-
-def _described(tree: Any) -> str:
-    """Shapes and types of one example."""
-    texts = {name: f"shape {tuple(leaf.shape[1:])} and type {str(leaf.dtype).removeprefix('torch.')}"
-             for name, leaf in trees.named_leaves("", tree).items()}  # fmt: skip
-    return "; ".join(f"{name} {text}".strip() for name, text in texts.items())
-
-
-def per_example(name: str, values: Tensor, x: Any) -> Tensor:
-    """Refuse a loss that was already averaged: clients need one number per example."""
-    batch = trees.batch_shape(x)
-    if not isinstance(values, Tensor) or values.shape != batch:
-        fix = 'With a torch loss use reduction="none", and average over all but the first dimension.'
-        shape = tuple(values.shape) if isinstance(values, Tensor) else values
-        raise InvalidParameter(name, f"must give one number per example, shape ({batch[0]},)", shape, fix)
-    return values
-
-
-def refuse_batch_normalisation(model: nn.Module, harm: str) -> None:
-    """Refuse layers whose output for one example depends on others, where there is no batch of one client; `harm` says why."""
-    for name, layer in model.named_modules():
-        keeps_statistics = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or keeps_statistics:
-            raise IncompatibleParts(
-                f"{f'model.{name}' if name else 'model'} is a {type(layer).__name__}: its statistics {harm}.",
-                f"Replace it, e.g. by torch.nn.GroupNorm(groups, {getattr(layer, 'num_features', 'channels')}); "
-                "equipoise.models.with_group_norm(model) replaces all of them.",
-            )
 
 
 def _frozen_modes(model: nn.Module) -> dict[str, bool]:
@@ -556,10 +278,10 @@ def _frozen_modes(model: nn.Module) -> dict[str, bool]:
 
 
 @contextmanager
-def _in_training(scorer: _Scorer) -> Iterator[None]:
-    """Within it, the model is in training mode; afterwards its parts are in the modes they were in."""
-    before = [(part, part.training) for part in scorer.modules()]
-    scorer.train()
+def in_training_mode(module: nn.Module) -> Iterator[None]:
+    """Within this context a module is in training mode; afterwards its parts are in the modes they were in."""
+    before = [(part, part.training) for part in module.modules()]
+    module.train()
     try:
         yield
     finally:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from equipoise.core.task import TRIED_ROWS
+from equipoise.core.task_trial import TRIED_ROWS
 from equipoise.data.federated_data import FederatedData
 from equipoise.data.file_access import PathLike
 from equipoise.data.ragged import Ragged

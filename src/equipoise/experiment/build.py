@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.experiment import catalog
-from equipoise.experiment.config import FROM_DATA, OBJECTS_FROM_DATA, RunConfig, refusals_at
+from equipoise.experiment.config import RunConfig
+from equipoise.experiment.config_tables import refusals_at
+from equipoise.experiment.part_config import FROM_DATA, OBJECTS_FROM_DATA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -214,8 +216,9 @@ def word_vectors(config: RunConfig) -> dict[str, Any]:
 def check_fit(config: RunConfig, model: nn.Module, data: FederatedData) -> None:
     """Refuse a model whose shape, type or number of classes does not fit the data, by trying it on them."""
     from equipoise.core.task import Task
+    from equipoise.core.task_trial import try_task
 
     try:
-        Task.of(model).fitted(data)
+        try_task(Task.of(model), data)
     except EquipoiseError as failure:
         raise ConfigError(f"The model {config.model.name!r} does not fit the data {config.data.name!r}: {failure}") from failure

@@ -9,6 +9,7 @@ import torch
 from equipoise.core.files import locked
 from equipoise.core.signature import Signature
 from equipoise.core.task import Task
+from equipoise.core.task_trial import try_task
 from equipoise.core.tensor_files import read_tensor_file
 from equipoise.errors import ConfigError
 from equipoise.experiment.build import build
@@ -38,7 +39,7 @@ def export_run(path: Path, *, trust: bool = False) -> list[Path]:
         prepared.model.load_state_dict(stored)
     except RuntimeError as failure:
         raise ConfigError(f"{folder.model} does not fit the model of {folder.config}: {failure}") from failure
-    task = Task.of(prepared.model).fitted(prepared.data)
+    task = try_task(Task.of(prepared.model), prepared.data)
     fields = {name: value for name, value in vars(record).items() if name in RunRecord.__dataclass_fields__}
     result = Result(
         **{**fields, "algorithm": prepared.algorithm}, model=prepared.model,

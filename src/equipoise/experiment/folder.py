@@ -187,7 +187,7 @@ def read_records(path: str | Path) -> list[RunRecord]:
 
 def _read_records(path: str | Path) -> list[RunRecord]:
     from equipoise.client_table import ClientTable
-    from equipoise.experiment.config import read_toml
+    from equipoise.experiment.config_tables import read_toml
     from equipoise.experiment.recorded import read_config
     from equipoise.observers import History
     from equipoise.privacy.accounting import Spent

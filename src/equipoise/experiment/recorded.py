@@ -13,16 +13,10 @@ from typing import Any
 from equipoise.algorithm import Algorithm
 from equipoise.errors import ConfigError
 from equipoise.experiment import catalog, toml
-from equipoise.experiment.config import (
-    PYTHON,
-    RunConfig,
-    TrainRecord,
-    check_part,
-    config_of,
-    installed_versions,
-    read_toml,
-    section,
-)
+from equipoise.experiment.config import PYTHON, RunConfig, installed_versions
+from equipoise.experiment.config_tables import read_toml, section
+from equipoise.experiment.part_config import check_part, config_of
+from equipoise.experiment.train_options import TrainRecord
 from equipoise.experiment.values import NONE, check_value, toml_text
 
 FEDERATION = "federation"  # the section of a federated run: its data are with the nodes, its model is the user's

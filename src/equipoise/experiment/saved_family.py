@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from equipoise.core.files import locked, write_atomically
 from equipoise.errors import EquipoiseError, InvalidParameter, NotWritten
-from equipoise.experiment.config import PYTHON, TrainRecord
+from equipoise.experiment.config import PYTHON
 from equipoise.experiment.family_files import MANIFEST, knob_section, read_manifest, write_family
 from equipoise.experiment.recorded import RecordedConfig
 from equipoise.experiment.run_files import RunFolder
+from equipoise.experiment.train_options import TrainRecord
 from equipoise.observers import history_lines
 
 if TYPE_CHECKING:

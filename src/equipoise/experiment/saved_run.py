@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from equipoise.core.files import move, write_atomically
 from equipoise.errors import InvalidParameter, NotWritten
-from equipoise.experiment.config import PYTHON, TrainRecord
+from equipoise.experiment.config import PYTHON
 from equipoise.experiment.family_files import write_single
 from equipoise.experiment.recorded import RecordedConfig
 from equipoise.experiment.run_files import RunFolder, write_outcome
+from equipoise.experiment.train_options import TrainRecord
 from equipoise.observers import history_lines
 
 if TYPE_CHECKING:

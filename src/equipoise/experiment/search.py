@@ -27,8 +27,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from equipoise.errors import ConfigError
-from equipoise.experiment.config import NOWHERE, SECTIONS, PartConfig, RunConfig, override, read_toml, refuse_unknown, section
+from equipoise.experiment.config import SECTIONS, RunConfig
+from equipoise.experiment.config_tables import override, read_toml, refuse_unknown, section
 from equipoise.experiment.origin import Origin
+from equipoise.experiment.part_config import NOWHERE, PartConfig
 from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.study import PlannedRun, dotted_items, merged
 from equipoise.experiment.values import check_value, toml_text

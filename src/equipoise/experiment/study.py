@@ -23,7 +23,8 @@ from typing import Any
 from equipoise.core.files import remove_unfinished, write_atomically
 from equipoise.errors import ConfigError
 from equipoise.experiment.config import SECTIONS as RUN_SECTIONS
-from equipoise.experiment.config import RunConfig, override, read_toml, refuse_unknown, section, with_value
+from equipoise.experiment.config import RunConfig
+from equipoise.experiment.config_tables import override, read_toml, refuse_unknown, section, with_value
 from equipoise.experiment.folder import ORDER
 from equipoise.experiment.origin import Origin
 from equipoise.experiment.run_files import RunFolder

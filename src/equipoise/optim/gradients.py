@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from equipoise.core.batch_trial import refuse_batch_normalisation
 from equipoise.core.params import ParameterLayout
-from equipoise.core.task import PerExample, Task, cross_entropy, per_example, refuse_batch_normalisation
+from equipoise.core.per_example_losses import PerExample, cross_entropy, per_example
+from equipoise.core.task import Task
 from equipoise.errors import IncompatibleParts, require
 from equipoise.models.linear import LinearModel, hinge_loss, logistic_loss, squared_error
 

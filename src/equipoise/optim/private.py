@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NotRequired, TypedDict
 import torch
 from torch import Tensor, nn
 
+from equipoise.core.per_example_losses import PerExample
 from equipoise.core.rng import stream_key
-from equipoise.core.task import PerExample
 from equipoise.errors import InvalidParameter, require, require_number
 from equipoise.optim.gradients import ExampleGradients, Query, check_examples
 from equipoise.optim.poisson_batches import Examples, fresh_seed, poisson_batches

@@ -11,7 +11,8 @@ from torch.func import grad, vmap
 from torch.nn import functional
 
 from equipoise.core import trees
-from equipoise.core.task import MaskedCrossEntropy, Task, cross_entropy
+from equipoise.core.per_example_losses import MaskedCrossEntropy, cross_entropy
+from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
 from equipoise.errors import InvalidParameter, require_number
 from equipoise.personal.context import PersonalContext

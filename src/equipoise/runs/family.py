@@ -22,7 +22,7 @@ from equipoise.client_table import ClientTable
 from equipoise.compare import Comparison
 from equipoise.core.carried import join_model
 from equipoise.core.numbers import plain_values
-from equipoise.core.task import PerExample
+from equipoise.core.per_example_losses import PerExample
 from equipoise.core.trees import leaves, map_tree
 from equipoise.data.clients import ClientSet
 from equipoise.data.leaves import as_leaf

@@ -19,7 +19,8 @@ from equipoise.algorithm import Algorithm
 from equipoise.compare import Comparison
 from equipoise.core.equality import same_but_for_training, same_part
 from equipoise.core.numbers import plain_values
-from equipoise.core.task import PerExample, Task
+from equipoise.core.per_example_losses import PerExample
+from equipoise.core.task import Task
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import Diverged, EquipoiseError, EquipoiseNotice, ObserverFailed, is_integer, require
 from equipoise.report.text.phrases import listed

@@ -17,8 +17,10 @@ from equipoise.algorithm import Algorithm
 from equipoise.client_metrics import ClientMetrics
 from equipoise.client_table import ClientTable
 from equipoise.core.abilities import engine_traits, is_part, read
+from equipoise.core.per_example_losses import PerExample
 from equipoise.core.signature import Signature
-from equipoise.core.task import PerExample, Task
+from equipoise.core.task import Task
+from equipoise.core.task_trial import try_task
 from equipoise.core.trees import map_tree
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Loop, Ray, Simulator
@@ -210,7 +212,7 @@ def set_up(
     refuse_swapped(model, data, "train")
     data, model = build(data, seed, FederatedData, "data"), build(model, seed, nn.Module, "model")
     model = with_adapters_for(algorithm, model)
-    task, measured = Task.of(model, loss, error).fitted(data), ClientMetrics.of(metrics)
+    task, measured = try_task(Task.of(model, loss, error), data), ClientMetrics.of(metrics)
     refuse_unfit_for_carried(task, algorithm)
     check_smallest_batches(task, data.train, algorithm)
     sample = evaluation_sample(data, evaluate_clients)

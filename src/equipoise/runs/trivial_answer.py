@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from equipoise.core import trees
 from equipoise.core.binary_error import wrong_half, wrong_sign
-from equipoise.core.task import misclassified
+from equipoise.core.per_example_losses import misclassified
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.data.packed_rows import rows_in_turn

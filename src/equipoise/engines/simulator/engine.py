@@ -24,7 +24,8 @@ from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import read, solver_traits
 from equipoise.core.carried import count_carried
 from equipoise.core.devices import usable_device
-from equipoise.core.task import Task, misclassified
+from equipoise.core.per_example_losses import misclassified
+from equipoise.core.task import Task
 from equipoise.core.update_checks import checked_norms, longest_square, with_carried
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData

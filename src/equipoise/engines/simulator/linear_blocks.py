@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from equipoise.core.params import ParameterLayout
-from equipoise.core.task import Task, cross_entropy, per_example
+from equipoise.core.per_example_losses import cross_entropy, per_example
+from equipoise.core.task import Task
 from equipoise.engines.simulator.client_queue import StartModels, owner_stretches
 from equipoise.engines.simulator.cpu.softmax_steps import SoftmaxSteps
 from equipoise.engines.simulator.example_batches import ExampleBatch, FlatBatches, batches_by_step, fill_constant, row_width

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from equipoise.core.params import ParameterLayout
-from equipoise.core.task import cross_entropy
+from equipoise.core.per_example_losses import cross_entropy
 from equipoise.engines.simulator.client_queue import StartModels, owner_stretches
 from equipoise.engines.simulator.example_batches import ExampleBatch, gather_inputs
 from equipoise.engines.simulator.linear_blocks import weight_shape, why_not_linear

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equipoise.core.task import Task, cross_entropy, per_example
+from equipoise.core.per_example_losses import cross_entropy, per_example
+from equipoise.core.task import Task
 from equipoise.engines.simulator.example_batches import ExampleBatch
 
 

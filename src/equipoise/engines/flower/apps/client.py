@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.client_metrics import ClientMetrics
-from equipoise.core.task import PerExample
+from equipoise.core.per_example_losses import PerExample
 from equipoise.engines.flower.apps.flower_extra import require_flower
 from equipoise.engines.flower.apps.model_source import ModelSource
 from equipoise.errors import require

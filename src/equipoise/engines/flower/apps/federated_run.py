@@ -35,11 +35,11 @@ from equipoise.engines.flower.secure.network_rules import refuse_on_nodes
 from equipoise.engines.flower.transport.messages import MessageContent
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
 from equipoise.errors import ConfigError, IncompatibleParts
-from equipoise.experiment.config import TrainRecord
 from equipoise.experiment.folder import claim
 from equipoise.experiment.folder import run as run_in_folder
 from equipoise.experiment.recorded import FEDERATION, RecordedConfig
 from equipoise.experiment.run_files import RunFolder
+from equipoise.experiment.train_options import TrainRecord
 from equipoise.models.adapters import WHY_NOT_BOTH, trains_lora_a
 from equipoise.result import Result
 from equipoise.runs.checkpoint import Checkpoints, read_checkpoint

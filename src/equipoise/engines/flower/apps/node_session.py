@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import engine_traits, is_part
-from equipoise.core.task import PerExample, Task
+from equipoise.core.per_example_losses import PerExample
+from equipoise.core.task import Task
+from equipoise.core.task_trial import try_task
 from equipoise.engines.flower.apps.model_source import ModelSource, make_model
 from equipoise.engines.flower.apps.node_data import NodeData, read_node_data
 from equipoise.engines.flower.apps.node_ledger import NodeLedger
@@ -72,7 +74,7 @@ class NodeSetup:
             data = replace(data, classes=max(classes, data.classes)) if classes else data
             if seed not in self.models:
                 self.models[seed] = make_model(self.model, seed)
-            task = Task.of(self.models[seed], self.loss, self.error).fitted(data)
+            task = try_task(Task.of(self.models[seed], self.loss, self.error), data)
             engine = self.engine.start(task, data)
             self.started[key] = PersonalContext(engine, task, data, lambda other: self.engine.start(other, data))
         return self.started[key]

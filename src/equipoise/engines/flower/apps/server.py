@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from equipoise.algorithm import Algorithm
 from equipoise.client_metrics import ClientMetrics
-from equipoise.core.task import PerExample
+from equipoise.core.per_example_losses import PerExample
 from equipoise.engines.flower.apps.flower_extra import require_flower
 from equipoise.engines.flower.apps.model_source import ModelSource
 from equipoise.errors import InvalidParameter, is_integer, is_number, require

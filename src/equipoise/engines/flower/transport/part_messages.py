@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.errors import ConfigError, EquipoiseError, InvalidParameter, is_integer
-from equipoise.experiment.config import PartConfig, check_part
+from equipoise.experiment.part_config import PartConfig, check_part
 from equipoise.experiment.recorded import describe_part
 
 OURS = ("equipoise.risk", "equipoise.solvers", "equipoise.aggregators", "equipoise.personal", "equipoise.privacy")

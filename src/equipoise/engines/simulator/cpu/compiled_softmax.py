@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core.task import Task, cross_entropy
+from equipoise.core.per_example_losses import cross_entropy
+from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
 from equipoise.data.label_range import IGNORE
 from equipoise.engines.simulator.client_queue import ClientQueue

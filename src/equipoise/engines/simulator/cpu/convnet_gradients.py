@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from equipoise.core.task import Task, cross_entropy, per_example
+from equipoise.core.per_example_losses import cross_entropy, per_example
+from equipoise.core.task import Task
 from equipoise.models.convnet import ConvNet, grey_images
 
 if TYPE_CHECKING:

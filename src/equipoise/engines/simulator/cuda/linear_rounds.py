@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equipoise.core import rng
 from equipoise.core.numbers import Numbers
-from equipoise.core.task import cross_entropy
+from equipoise.core.per_example_losses import cross_entropy
 from equipoise.core.update_checks import ABSURD
 from equipoise.engines.simulator.cuda.client_graph import DeviceModels
 from equipoise.engines.simulator.cuda.graph_capacity import GraphCapacity, power_of_two, rounded_up

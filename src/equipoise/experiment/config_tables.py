@@ -1,0 +1,95 @@
+"""The tables of a configuration: read from TOML, with settings of the command line; unknown keys and refusals are named."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from equipoise.errors import ConfigError, IncompatibleParts, InvalidParameter, unknown_name
+from equipoise.experiment import catalog
+from equipoise.experiment.values import toml_text
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The tables of a TOML file. What cannot be read is refused with the path, and wrong TOML with the line."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except FileNotFoundError as failure:
+        raise ConfigError(f"{path} does not exist. Name a TOML file, e.g. examples/tail.toml.") from failure
+    except UnicodeDecodeError as failure:
+        raise ConfigError(f"{path} is not a text file in UTF-8: {failure}.") from failure
+    except OSError as failure:
+        raise ConfigError(f"{path} cannot be read: {failure.strerror}.") from failure
+    except tomllib.TOMLDecodeError as failure:
+        raise ConfigError(f"{path} is not valid TOML: {failure}.") from failure
+
+
+def override(table: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """The table with settings `a.b=value` applied. A value is TOML (3, 0.5, true, [1, 2], "text"), or else plain text."""
+    for setting in overrides:
+        key, equals, text = setting.partition("=")
+        path = [step.strip() for step in key.split(".")]
+        if not equals or not all(path):
+            raise ConfigError(f"--set {setting} must have the form key=value, e.g. --set train.seed=3.")
+        try:
+            parsed = tomllib.loads(f"value = {text}")
+        except tomllib.TOMLDecodeError:
+            parsed = {}
+        value = parsed["value"] if parsed.keys() == {"value"} else text.strip()
+        table = with_value(table, path, value, f"--set {setting}")
+    return table
+
+
+def with_value(table: Mapping[str, Any], path: Sequence[str], value: Any, origin: str) -> dict[str, Any]:
+    """The table with a value at a path of keys; `origin` is where the path was given, for the error."""
+    first, *rest = path
+    if not rest:
+        return {**table, first: value}
+    inner = table.get(first, {})
+    if isinstance(inner, str):  # risk = "mean" is short for risk.name = "mean"
+        inner = {"name": inner}
+    if not isinstance(inner, Mapping):
+        raise ConfigError(f"{origin}: {first} is {toml_text(inner)}, so it has no key {'.'.join(rest)!r}.")
+    return {**table, first: with_value(inner, rest, value, origin)}
+
+
+def section(table: Mapping[str, Any], name: str, *, required: bool = True) -> Mapping[str, Any]:
+    """A section of a configuration; empty if it is absent and not required."""
+    if name not in table:
+        if required:
+            raise ConfigError(f"The configuration has no [{name}] section. It needs [data], [model] and [train].")
+        return {}
+    content = table[name]
+    if isinstance(content, str) and name in catalog.CATALOG:
+        return {"name": content}
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{name} must be a section, [{name}], but is {toml_text(content)}.")
+    return content
+
+
+def refuse_unknown(table: Mapping[str, Any], allowed: Iterable[str], where: str) -> None:
+    """Refuse a key that is not allowed; the error names the nearest allowed key, and all of them."""
+    allowed = tuple(allowed)
+    for key in table:
+        if key not in allowed:
+            raise ConfigError(f"{where + '.' if where else ''}{key}: " + unknown_name("key", key, allowed))
+
+
+@contextmanager
+def refusals_at(where: str, known: Iterable[str], name: str) -> Iterator[None]:
+    """Turn what a part refuses (InvalidParameter, IncompatibleParts) into a ConfigError at the dotted key `where`.
+
+    `known` are the parameters that are keys of the configuration; `name` is the name of the part.
+    """
+    try:
+        yield
+    except InvalidParameter as failure:
+        if failure.parameter not in known:
+            raise ConfigError(f"{where} ({name}): {failure}") from failure
+        fix = f" {failure.fix}" if failure.fix else ""
+        raise ConfigError(f"{where}.{failure.parameter} {failure.rule}, but is {toml_text(failure.value)}.{fix}") from failure
+    except IncompatibleParts as failure:
+        raise ConfigError(f"{where} ({name}): {failure}") from failure

@@ -1,0 +1,109 @@
+"""The section [train] of a configuration: rounds, cohorts, seed, evaluation, checkpoints and engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from equipoise.errors import ConfigError, require, require_number
+from equipoise.experiment import catalog
+from equipoise.experiment.config_tables import refusals_at, refuse_unknown
+from equipoise.experiment.part_config import PartConfig
+from equipoise.experiment.values import NONE, check_value, toml_text
+from equipoise.runs.stopping import EarlyStopping
+
+
+@dataclass(frozen=True)
+class TrainRecord:
+    """What the section [train] of any run says, also of a federated one."""
+
+    rounds: int
+    clients_per_round: int
+    seed: int = 0
+    name: str | None = None
+    evaluate_every: int | None = None
+
+    def table(self) -> dict[str, Any]:
+        """The section as a TOML table."""
+        return {name: NONE if value is None else value for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class TrainOptions(TrainRecord):
+    """The section [train]: rounds, cohorts, seed, evaluation, checkpoints and engine.
+
+    `name` is the name of the run in reports (None: that of its folder). `evaluate_clients` is how many clients of each split
+    are evaluated, drawn at random (None: all). `metrics` are names of metrics of single clients. `checkpoint_every` is in
+    rounds (None: about every ten seconds). `threads` are torch's (None: torch's own choice; the folder of a run holds the
+    number). `stop`, a section [train.stop], has the parameters of EarlyStopping. `attributes` names a CSV file with a row per
+    client, its id first and then attributes by which reports show subgroups. `conformal` is ζ, the share of test examples that
+    conformal sets may miss (None: no sets).
+    """
+
+    evaluate_clients: int | None = None
+    checkpoint_every: int | None = None
+    engine: str = "simulator"
+    device: str | None = None
+    chunk_size: int | None = None
+    workers: int | None = None
+    precision: str | None = None
+    compiled: bool | None = None
+    threads: int | None = None
+    metrics: list[str] | None = None
+    attributes: str | None = None
+    conformal: float | None = None
+    stop: EarlyStopping | None = None
+
+    def __post_init__(self) -> None:
+        require(self.rounds >= 0, "rounds", "must not be negative", self.rounds)
+        require(0 <= self.seed < 2**63, "seed", "must be a whole number from 0 to 2^63 − 1", self.seed)
+        require(self.clients_per_round >= 1, "clients_per_round", "must be at least 1", self.clients_per_round)
+        at_end = 'must be at least 1 round, or "none" to evaluate at the end only'
+        rules = dict.fromkeys(("checkpoint_every", "threads"), 'must be at least 1, or "none"') | {"evaluate_every": at_end}
+        rules["evaluate_clients"] = 'must be at least 1 client, or "none" for all clients'
+        for name, rule in rules.items():
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, rule, value)
+        require_number("conformal", self.conformal, "(0, 1)", none="no conformal sets")
+        if self.metrics:
+            from equipoise.client_metrics import PROVIDED
+        for name in self.metrics or ():
+            require(name in PROVIDED, "metrics", f"must be names of {', '.join(PROVIDED)}", name, "Others are given in Python.")
+        known = catalog.part("engine", self.engine, where="train.engine").parameters
+        for name in ("device", "chunk_size", "workers", "precision", "compiled"):
+            value = getattr(self, name)
+            require(value is None or name in known, name, f"is not used by the engine {self.engine!r}", value, "Leave it out.")
+
+    def chosen_engine(self) -> Any:
+        """The engine that these options describe, not yet started."""
+        parameters, options = catalog.part("engine", self.engine).parameters, asdict(self)
+        given = {name: options[name] for name in parameters if options.get(name) is not None}
+        return PartConfig("engine", self.engine, given).make("train")
+
+
+def check_train(table: Mapping[str, Any]) -> TrainOptions:
+    """Check the section [train] key by key."""
+    parameters = {p.name: catalog.read_parameter(p, p.name) for p in catalog.signature_of(TrainOptions).values()}
+    refuse_unknown(table, parameters, "train")
+    for parameter in parameters.values():
+        if parameter.required and parameter.name not in table:
+            raise ConfigError(f"train.{parameter.name} is missing: it must be {parameter.rule}.")
+    plain = {key: value for key, value in table.items() if key != "stop"}
+    values = {key: check_value(value, parameters[key].annotation, f"train.{key}") for key, value in plain.items()}
+    with refusals_at("train", parameters, "options"):
+        return TrainOptions(**values, stop=check_stop(table.get("stop", NONE)))
+
+
+def check_stop(table: Any) -> EarlyStopping | None:
+    """Check the section [train.stop]; None without one."""
+    if table == NONE:
+        return None
+    if not isinstance(table, Mapping):
+        fix = 'Write [train.stop] and below it figure = "validation.error_90".'
+        raise ConfigError(f"train.stop must be a section, but is {toml_text(table)}. {fix}")
+    parameters = {p.name: catalog.read_parameter(p, p.name) for p in catalog.signature_of(EarlyStopping).values()}
+    refuse_unknown(table, parameters, "train.stop")
+    values = {key: check_value(value, parameters[key].annotation, f"train.stop.{key}") for key, value in table.items()}
+    with refusals_at("train.stop", parameters, "EarlyStopping"):
+        return EarlyStopping(**values)
