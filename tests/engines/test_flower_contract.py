@@ -6,6 +6,8 @@ import ast
 import base64
 import inspect
 import json
+import os
+import socket
 import subprocess
 import sys
 import time
@@ -439,3 +441,26 @@ def test_lines_of_flowers_log_are_those_that_are_put_in_plain_words():
     source = "".join(" ".join(inspect.getsource(module).replace('"\n', "").split()) for module in where).replace('" "', "")
     for line in (node_log.RUN_AND_ROUND, node_log.RECEIVING, node_log.SENT, *node_log.IN_PLACE):
         assert json.dumps(line) in source, line
+
+
+def test_the_log_of_a_superlink_in_a_file_has_no_colours(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    path = tmp_path / "superlink.log"
+    command = [sys.executable, "-P", flower_internals.__file__, "--insecure", "--host", "127.0.0.1", "--port", port]
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "FLWR_HOME": str(tmp_path), "PATH": programs}
+    with path.open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log, env=environment) as superlink:
+        try:
+            end = time.monotonic() + 60
+            while b"Starting Flower SuperExec" not in path.read_bytes() and time.monotonic() < end:
+                assert superlink.poll() is None, path.read_text()
+                time.sleep(0.1)
+        finally:
+            superlink.terminate()
+            superlink.wait(30)
+    text = path.read_text()
+    assert "Starting Flower SuperLink" in text
+    assert "Starting Flower SuperExec" in text  # by another process
+    assert "\x1b" not in text

@@ -62,6 +62,7 @@ OF_THE_OPERATOR = (  # layers of the SuperLink's web server that concern /v1/con
     "ControlEventLogMiddleware",
 )  # fmt: skip
 NOT_LET_IN = "(Is its key registered? A node that was killed is let in again after a minute. It tries again by itself.)"
+SUPEREXEC = "flower-superexec"  # Flower's program that starts apps
 TRACING = "FLWR_TRACING_ENABLED"  # in the environment: "1" if Flower writes traces
 POLL_INTERVAL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"  # in a SuperExec's environment: seconds between its looks for tasks
 FIRST_LOOK, LAST_LOOK = 0.05, 1.0  # seconds between looks for a part of a message that is on its way
@@ -131,8 +132,30 @@ def run_superlink(arguments: Sequence[str]) -> None:
 
     write_less(SqlLinkState)
     skip_idle_layers()
+    colour_terminals_alone()
+    started_by = vars(sys.modules["flwr.superlink.cli.flower_superlink"])
+    usual = started_by["_get_superexec_command"]
+    # SUPEREXEC stays the first argument, and names the process in a list of processes.
+    started_by["_get_superexec_command"] = lambda *given, **named: [sys.executable, "-P", __file__, *usual(*given, **named)]
     sys.argv = ["flower-superlink", *arguments]
     flower_superlink()
+
+
+def start_server_apps(arguments: Sequence[str]) -> None:
+    """Flower's SuperExec in this process, with the arguments of `flower-superexec`: it starts the apps of a SuperLink."""
+    from flwr.supercore.cli.flower_superexec import flower_superexec
+
+    colour_terminals_alone()
+    sys.argv = [SUPEREXEC, *arguments]
+    flower_superexec()
+
+
+def colour_terminals_alone() -> None:
+    """Have Flower's log of this process without the codes that colour a terminal where it goes into a file."""
+    from flwr.supercore.logger import update_console_handler
+
+    if not sys.stderr.isatty():
+        update_console_handler(colored=False)
 
 
 def skip_idle_layers() -> None:
@@ -446,4 +469,7 @@ class Registry:
 
 
 if __name__ == "__main__":  # `equipoise flower superlink` runs this file alone: a SuperLink needs no PyTorch
-    run_superlink(sys.argv[1:])
+    if sys.argv[1:2] == [SUPEREXEC]:
+        start_server_apps(sys.argv[2:])
+    else:
+        run_superlink(sys.argv[1:])
