@@ -178,7 +178,7 @@ def test_a_card_names_no_client_of_a_private_run_and_no_html(result, tmp_path):
 
 def rows_of(errors, sizes):
     count = len(errors)
-    return eq.result.ClientTable(
+    return eq.ClientTable(
         tuple(f"c{k}" for k in range(count)), ("test",) * count, torch.zeros(count, dtype=torch.bool), torch.tensor(sizes),
         torch.ones(count).double(), torch.tensor(errors).double(),
     )  # fmt: skip

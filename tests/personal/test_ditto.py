@@ -489,7 +489,7 @@ def test_all_models_in_one_file(tmp_path):
 
 def test_the_table_with_personal_columns_round_trips(tmp_path):
     run = eq.train(softmax(), parts(), eq.Algorithm(personal=Ditto()), rounds=2, clients_per_round=3)
-    back = eq.result.ClientTable.from_parquet(run.clients.to_parquet(tmp_path / "clients.parquet"))
+    back = eq.ClientTable.from_parquet(run.clients.to_parquet(tmp_path / "clients.parquet"))
     assert back.columns[-3:] == ("personal_loss", "personal_error", "trivial_error")
     assert back.personal_error.equal(run.clients.personal_error)
     assert str(back.summaries()) == str(run.clients.summaries())

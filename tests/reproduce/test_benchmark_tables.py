@@ -225,7 +225,7 @@ class Trained:
 
     class result:  # noqa: N801
         rounds = 60
-        clients = eq.result.ClientTable(
+        clients = eq.ClientTable(
             ("a", "b"), ("test", "test"), torch.ones(2, dtype=torch.bool), torch.tensor([3, 1]), torch.zeros(2),
             torch.tensor([0.5, 0.0]),
         )  # fmt: skip
