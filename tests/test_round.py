@@ -11,7 +11,7 @@ from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import Diverged, InvalidParameter
 from equipoise.risk import RiskValue
-from equipoise.round import worst_mean
+from equipoise.round_report import worst_mean
 from equipoise.solvers import SGD
 from equipoise.types import ServerState
 from rounds import run_round

@@ -25,6 +25,7 @@ from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet
 from equipoise.errors import Diverged, InvalidParameter
 from equipoise.privacy.observer_table import PrivacyTable, unprotected_table
+from equipoise.round_report import rejected_clients, report_of
 from equipoise.runs.drift import corrected_state, weights_of_steps
 from equipoise.runs.normalised_work import NormalisedWork, normalisers_of
 from equipoise.solvers.prepared import RoundContext
@@ -36,8 +37,7 @@ if TYPE_CHECKING:
     from equipoise.types import Engine, LocalSolver, SolverTraits
 
 T = TypeVar("T")
-TAIL = 0.1  # the share of clients in a report's tail loss
-_UNKNOWN, _NOTHING = torch.tensor(float("nan")), (torch.zeros(0), torch.zeros(0))
+_UNKNOWN = torch.tensor(float("nan"))
 Outcome = tuple[ServerState, RoundReport] | Diverged
 
 
@@ -477,46 +477,6 @@ def stop_unless_finite(values: Tensor, cohort: Cohort, clients: ClientSet, what:
     """Raise Diverged with the round and the clients whose number is not finite."""
     if not math.isfinite(numbers(values).sum()) and (bad := ~torch.isfinite(values)).any():
         raise Diverged(cohort.round, (clients.ids[i] for i in cohort.clients[bad].tolist()), what)
-
-
-def worst_mean(values: Numbers, share: Numbers, tail: float) -> float:
-    """The mean of the largest values up to a mass of `tail`; `share` sums to 1. What metrics.worst gives, in few operations."""
-    values, share = np.asarray(values), np.asarray(share)
-    order = (-values).argsort()
-    values, share = values[order], share[order]
-    above = share.cumsum()
-    last = min(int(above.searchsorted(tail)), len(values) - 1)  # the one that the tail ends in
-    rest = tail - float(above[last - 1]) if last else tail
-    return (float(share[:last] @ values[:last]) + rest * float(values[last])) / tail
-
-
-# ---------------------------------------------------------------------------------------------------------------------- reports
-
-
-def report_of(setting: Setting, plan: Plan, began: float, work: LocalWork | None = None, *, runs: int = 1) -> RoundReport:
-    """The report of a round: of the cohort's losses if the risk asked for them, else of those seen at work.
-
-    Where several runs share the round, each reports its part of the time so far.
-    """
-    at_work = _NOTHING if work is None else (work.losses, plan.weights)
-    shown, share = map(numbers, at_work if plan.losses is None else (plan.losses, plan.cohort.weights))
-    if not math.isfinite(shown.sum()):  # a client without a step saw no loss; one that is left out may have an infinite one
-        known = np.isfinite(shown)
-        shown, share = shown[known], share[known]
-    share = share / share.sum()
-    mean, tail = (float(share @ shown), worst_mean(shown, share, TAIL)) if len(shown) else (math.nan, math.nan)
-    return RoundReport(
-        round=plan.cohort.round, loss=mean, tail_loss=tail, loss_from="start" if plan.losses is not None else "work",
-        risk=float(plan.risk.value) if plan.losses is not None else None, cohort=len(plan.cohort), trained=len(plan.workers),
-        seconds=(time.perf_counter() - began) / runs, dropped=plan.dropped, run=setting.name,
-    )  # fmt: skip
-
-
-def rejected_clients(plan: Plan, work: LocalWork | None, clients: ClientSet) -> tuple[str, ...]:
-    """The ids of the clients whose update was left out."""
-    if work is None or work.arrived.all():
-        return ()
-    return tuple(clients.ids[i] for i in plan.workers.clients[torch.from_numpy(~work.arrived)].tolist())
 
 
 def grouped(numbers: Iterable[int], alike: Callable[[int, int], bool]) -> list[list[int]]:

@@ -35,6 +35,7 @@ _FORMER_MODULES = {  # of modules that were part of another one: checkpoints of 
     "equipoise.experiment.part_config": "equipoise.experiment.config",
     "equipoise.experiment.train_options": "equipoise.experiment.config",
     "equipoise.personal_models": "equipoise.result",
+    "equipoise.round_report": "equipoise.round",
     "equipoise.run_record": "equipoise.result",
     "equipoise.run_summary": "equipoise.result",
 }

@@ -14,7 +14,8 @@ import torch
 
 from equipoise.core.equality import same_part
 from equipoise.errors import Diverged
-from equipoise.round import Outcome, Planned, Rounds, draw_cohort, grouped, next_state, plan_rounds, report_of, run_round
+from equipoise.round import Outcome, Planned, Rounds, draw_cohort, grouped, next_state, plan_rounds, run_round
+from equipoise.round_report import report_of
 from equipoise.runs.buffered_rounds import BufferedRounds
 from equipoise.runs.secret_cohorts import secret_cohort
 from equipoise.runs.setup import Setting
