@@ -576,7 +576,7 @@ def test_the_run_folder_is_that_of_a_simulation(tmp_path):
     assert [event["bytes_sent"] for event in rounds] == [report.bytes_sent for report in found.history.rounds]
     assert set(rounds[0]["bytes_by_client"]) <= set(data.train.ids)
     assert place.finished
-    same_table(eq.result.ClientTable.from_parquet(place.clients), found.clients)
+    same_table(eq.ClientTable.from_parquet(place.clients), found.clients)
     config = read_config(place.config)
     assert "federation" in config.sections
     assert config.algorithm() == ALGORITHMS["Δ-FL"]

@@ -7,6 +7,7 @@ import logging
 import math
 import secrets
 import tomllib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -34,7 +35,7 @@ from equipoise.engines.flower.secure.crowds import check_crowd
 from equipoise.engines.flower.secure.network_rules import refuse_on_nodes
 from equipoise.engines.flower.transport.messages import MessageContent
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
-from equipoise.errors import ConfigError, IncompatibleParts
+from equipoise.errors import ConfigError, EquipoiseNotice, IncompatibleParts
 from equipoise.experiment.config import TrainRecord
 from equipoise.experiment.folder import claim
 from equipoise.experiment.folder import run as run_in_folder
@@ -43,6 +44,7 @@ from equipoise.experiment.run_files import RunFolder
 from equipoise.models.adapters import WHY_NOT_BOTH, trains_lora_a
 from equipoise.result import Result
 from equipoise.runs.checkpoint import Checkpoints, read_checkpoint
+from equipoise.runs.setup import Setting, set_up
 from equipoise.train import train
 from equipoise.types import Observer, RoundReport
 
@@ -70,10 +72,12 @@ def run_plan(plan: ServerPlan, grid: Grid) -> Result:
             give_order(place.path, state="run")  # whoever begins the run again wants it to go on
         known = None
         if place.config.exists():
-            if place.finished and read_checkpoint(place.checkpoint).runs[0].state.round >= plan.rounds:
-                cure = f"Name another folder, or more than {plan.rounds} rounds to go on with it."
-                raise ConfigError(f"The run in {place.path} has ended. {cure}")
+            done = read_checkpoint(place.checkpoint).runs[0].state.round if place.finished else None
+            if done is not None and done >= plan.rounds:
+                cure = f"Name another folder, or more than {done} rounds to go on with it: rounds is {plan.rounds} here."
+                raise ConfigError(f"The run in {place.path} has ended after {done} rounds. {cure}")
             known = read_roster(place.path / ROSTER)
+            refuse_other_plan(plan, grid, place, known)
         return serve(plan, grid, place, known)
 
 
@@ -133,6 +137,22 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
     if plan.on_result is not None:
         plan.on_result(result)
     return result
+
+
+def refuse_other_plan(plan: ServerPlan, grid: Grid, place: RunFolder, known: tuple[dict[str, Member], str]) -> None:
+    """Refuse to go on with a run of another algorithm, model or data, before anything is written or any node is asked."""
+    if not place.checkpoint.exists():
+        return
+    members, run = known
+    seed = plan.seed if plan.algorithm.privacy is None else public_seed(plan.seed)
+    patience = Patience(float(plan.timeout), plan.minimum, plan.retries, float(plan.pause), float(plan.longest))
+    messenger = Messenger(grid, timeout=float(plan.timeout))
+    federation = Federation(messenger, members, patience, run, seed, plan.signed, plan.colluders, None, RunControl())
+    data, model = make_stand_in(members.values(), plan.data), make_model(plan.model, seed)
+    status = RunStatus(None, place.path.name, plan.rounds, open_scores=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EquipoiseNotice)  # which the run itself gives
+        Checkpoints(place.checkpoint).open([FederatedRun(plan, model, data, federation, status).setting()])
 
 
 def open_door(plan: ServerPlan, messenger: Messenger, task: Task, model_seed: int, folder: Path | None) -> Welcome:
@@ -274,6 +294,14 @@ class FederatedRun:
         about = {"data": plan.data, "clients": len(self.federation.members), "model": f"{kind.__module__}:{kind.__qualname__}"}
         libraries = ("equipoise", "torch", "numpy", "flwr")
         return RecordedConfig(plan.algorithm, TrainRecord(**options), {FEDERATION: {**about, **network}}, libraries)
+
+    def setting(self) -> Setting:
+        """What all rounds of the run share; no node is asked for it."""
+        plan = self.plan
+        return set_up(
+            self.model, self.data, plan.algorithm, rounds=plan.rounds, clients_per_round=self.clients_per_round, seed=plan.seed,
+            loss=plan.loss, error=plan.error, engine=self.federation, metrics=plan.metrics, stop=plan.stop,
+        )  # fmt: skip
 
     def train(
         self,

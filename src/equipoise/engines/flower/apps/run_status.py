@@ -21,6 +21,7 @@ from equipoise.core.files import GrowingFile, write_atomically
 from equipoise.engines.flower.apps.members import Member
 from equipoise.engines.flower.apps.node_keys import RETIRED
 from equipoise.engines.flower.transport.messenger import Messenger, TooFewClients
+from equipoise.experiment.run_files import RunFolder
 from equipoise.observers import Evaluation
 from equipoise.types import Observer, RoundReport
 
@@ -50,6 +51,7 @@ class RunStatus(Observer):
                 self.about |= kept
             except (OSError, ValueError, KeyError, TypeError):
                 self.event("warning", text=f"{STATUS} could not be read, and begins anew.")
+        self._ended = folder is not None and RunFolder(folder).finished  # a run that is to get more rounds
         self.about |= {"pid": os.getpid(), "began": moment(), "protected": not open_scores}
         self.write()
 
@@ -178,6 +180,11 @@ class RunStatus(Observer):
         except BaseException as failure:
             if isinstance(failure, TooFewClients):
                 self._note_faults()
+            if self._ended and self.folder is not None and RunFolder(self.folder).finished:  # no round of it was begun
+                self.about["rounds"] = self.about["round"]
+                self.event("failed", text=str(failure))
+                self.say("finished", f"it could not go on: {failure}")
+                raise
             stopped = type(failure).__name__ in ("StoppedByOperator", "KeyboardInterrupt", "SystemExit")
             self.say("stopped" if stopped else "failed", str(failure) or type(failure).__name__)
             raise
