@@ -233,8 +233,9 @@ class PrivateQuantile:
         """A copy with σ, c and M set for a noise multiplier of at least `multiplier` (and at most 1e-9 more).
 
         `contributors` is the fewest clients in the sum, `most` the most (None: the same), `cohort` how many a round has on
-        average (None: the most), `failure` the probability that a sum wraps around. c is the smallest scale with √contributors · σ ≥ 20 and σ ≥ 2, where the shares of discrete noise add up
-        to a Gaussian's privacy; σ then follows without rounding. A larger c would need more bits and gain nothing.
+        average (None: the most), `failure` the probability that a sum wraps around. c is the smallest scale with
+        √contributors · σ ≥ 20 and σ ≥ 2, where the shares of discrete noise add up to a Gaussian's privacy; σ then follows
+        without rounding. A larger c would need more bits and gain nothing.
         """
         require_number("multiplier", multiplier, "(0, ∞)", "It is noise over sensitivity, as of a Gaussian.")
         require_integer("contributors", contributors, 1)

@@ -24,7 +24,7 @@ from equipoise.data.federated_data import FederatedData
 from equipoise.engines.flower.apps.fixed_rounds import refuse_more_rounds
 from equipoise.engines.flower.apps.introductions import Introductions
 from equipoise.engines.flower.apps.members import Member, make_stand_in, natural_order
-from equipoise.engines.flower.apps.model_source import make_model
+from equipoise.engines.flower.apps.model_source import digest_frozen, digest_layout, make_model
 from equipoise.engines.flower.apps.node_keys import KNOWN_NODES, RETIRED, KnownNodes, read_node_names
 from equipoise.engines.flower.apps.run_control import RunControl, give_order, read_order
 from equipoise.engines.flower.apps.run_secret import batch_seed, open_secret, public_seed
@@ -99,10 +99,11 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
         welcome = open_door(plan, messenger, task, model_seed, folder)
         if members is not None:
             welcome.settle(members)
-            gather(welcome, welcome.awaited, patience=plan.patience, enough=plan.minimum, soon=min(plan.timeout, plan.patience))
+            soon = min(plan.timeout, plan.patience)
+            gather(welcome, welcome.awaited, patience=plan.patience, enough=plan.minimum, soon=soon, tell=status.wait_for)
         else:
             enough = plan.begin_with or plan.awaited
-            gather(welcome, plan.awaited, patience=plan.patience, enough=enough)
+            gather(welcome, plan.awaited, patience=plan.patience, enough=enough, tell=status.wait_for)
             members = dict(welcome.members)
         control = RunControl(folder, status.say)
         patience = Patience(float(plan.timeout), plan.minimum, plan.retries, float(plan.pause), float(plan.longest))
@@ -165,7 +166,8 @@ def open_door(plan: ServerPlan, messenger: Messenger, task: Task, model_seed: in
             member.refuse_earlier_version(news)
         return member
 
-    introductions = Introductions(messenger, ClientRequest({"seed": model_seed, "model": model_seed}), reading)
+    told = {"seed": model_seed, "model": model_seed, "layout": digest_layout(task), "frozen": digest_frozen(task)}
+    introductions = Introductions(messenger, ClientRequest(told), reading)
     names = KnownNodes(folder.resolve().parent / KNOWN_NODES if folder is not None else None, plan.nodes)
     return Welcome(messenger, introductions, names)
 
@@ -215,7 +217,7 @@ def admit(
         identity["clients_per_round"] = str(len(after.train))
     write_atomically(place.path / ROSTER, write_roster(everyone, run).encode())
     write_atomically(place.checkpoint, replace(saved, runs=[replace(one, identity=identity)]).bytes())
-    log.info("%s join the run before round %d.", ", ".join(more), one.state.round + 1)
+    log.info("%s join%s the run before round %d.", ", ".join(more), "s" * (len(more) == 1), one.state.round + 1)
     return everyone
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from equipoise.core.files import GrowingFile, write_atomically
 from equipoise.engines.flower.apps.members import Member
 from equipoise.engines.flower.apps.node_keys import RETIRED
+from equipoise.engines.flower.apps.welcome import Welcome
 from equipoise.engines.flower.transport.messenger import Messenger, TooFewClients
 from equipoise.experiment.run_files import RunFolder
 from equipoise.observers import Evaluation
@@ -94,9 +95,19 @@ class RunStatus(Observer):
 
     # ------------------------------------------------------------------------------------------------------------ what happens
 
+    def wait_for(self, welcome: Welcome, wanted: int) -> None:
+        """The run waits: who has introduced itself, who is missing, and who was turned away and why."""
+        refused = {welcome.messenger.show(node): why for node, why in welcome.introductions.reasons.items()}
+        arrivals = {"wanted": wanted, "there": sorted(welcome.there), "missing": welcome.missing, "turned_away": refused}
+        if arrivals != self.about.get("arrivals"):
+            self.about["arrivals"] = arrivals
+            self.about["text"] = f"{len(arrivals['there'])} of {wanted} nodes have introduced themselves"
+            self.write()
+
     def settle(self, members: Mapping[str, Member], messenger: Messenger) -> None:
         """The clients of the run are known."""
         self.messenger = messenger
+        self.about.pop("arrivals", None)
         for client, member in members.items():
             entry = self._entry(client)
             entry["versions"] = dict(messenger.versions.get(client, member.versions))

@@ -95,6 +95,7 @@ def server_app(
     from flwr.serverapp import ServerApp
 
     from equipoise.engines.flower.apps.federated_run import run_plan
+    from equipoise.engines.flower.apps.server_log import say_end, speak_plainly
     from equipoise.engines.flower.flower_internals import look_again_soon
 
     plan = ServerPlan(
@@ -107,7 +108,10 @@ def server_app(
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         look_again_soon()
-        run_plan(plan.configured(context.run_config), grid)
+        speak_plainly(str(context.run_config.get("folder") or "") or plan.folder)
+        configured = plan.configured(context.run_config)
+        result = run_plan(configured, grid)
+        say_end(configured.folder, result.rounds)
 
     return app
 
