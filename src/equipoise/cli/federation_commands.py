@@ -237,7 +237,7 @@ def check(
         typer.echo(json.dumps({"ready": code == 0, "findings": plain(findings)}, indent=1))
     else:
         for finding in findings:
-            mark = {"good": "ok     ", "warning": "WARNING", "fault": "FAULT  "}[finding.verdict]
+            mark = {"good": "ok     ", "warning": "WARNING", "fault": "FAULT  ", "skipped": "-      "}[finding.verdict]
             typer.echo(f"{mark}  {finding.what}: {finding.text}")
         typer.echo(verdict)
     raise typer.Exit(code)

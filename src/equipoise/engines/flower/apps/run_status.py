@@ -98,10 +98,11 @@ class RunStatus(Observer):
     def wait_for(self, welcome: Welcome, wanted: int) -> None:
         """The run waits: who has introduced itself, who is missing, and who was turned away and why."""
         refused = {welcome.messenger.show(node): why for node, why in welcome.introductions.reasons.items()}
-        arrivals = {"wanted": wanted, "there": sorted(welcome.there), "missing": welcome.missing, "turned_away": refused}
+        there = sorted(welcome.there)
+        arrivals = {"wanted": wanted, "there": there, "missing": welcome.missing, "turned_away": refused}
         if arrivals != self.about.get("arrivals"):
             self.about["arrivals"] = arrivals
-            self.about["text"] = f"{len(arrivals['there'])} of {wanted} nodes have introduced themselves"
+            self.about["text"] = f"{len(there)} of {wanted} nodes have introduced themselves"
             self.write()
 
     def settle(self, members: Mapping[str, Member], messenger: Messenger) -> None:

@@ -79,7 +79,7 @@ def speak_plainly(folder: str | None) -> None:
         else:
             usual(message, category, *more, **named)
 
-    warnings.showwarning = show  # type: ignore[assignment]
+    warnings.showwarning = show
 
 
 def say_end(folder: str | None, rounds: int) -> None:

@@ -10,7 +10,7 @@ from equipoise.errors import ConfigError, unknown_name
 
 
 def refuse_unknown_options(folder: Path, text: str) -> None:
-    """Refuse a run configuration with an option that the app does not have, and name it; Flower says only that it is invalid."""
+    """Refuse an option that the app does not have, and name it; Flower says only that the configuration is invalid."""
     if not text.strip() or text.strip().endswith(".toml"):  # Flower reads the file
         return
     file = folder / "pyproject.toml"
