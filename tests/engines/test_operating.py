@@ -184,6 +184,9 @@ def test_the_guides_loader_reads_one_csv_file_per_site(tmp_path):
     shared = loader.partition("def load_data")[0]
     (package / "task.py").write_text(f"{shared}\nalgorithm = eq.Algorithm()\n\n{net}")
     subprocess.run([sys.executable, "-c", schema], cwd=package, check=True, timeout=60)
+    trial = f"from {package.name}.data import simulated; print(len(simulated().train))"
+    tried = subprocess.run([sys.executable, "-c", trial], cwd=package.parent, capture_output=True, timeout=120, check=False)
+    assert tried.stdout.strip() == b"4", tried.stderr
     place = OperatorFolder(tmp_path / "app")
     place.set_up(["127.0.0.1"], 9)
     kit = place.make_kit("hospital-a")

@@ -104,6 +104,19 @@ def test_a_run_by_secure_sums_without_noise_may_have_more_rounds(tmp_path):
     assert len(run(algorithm, federation(DATA, softmax), rounds=1, folder=folder).history.rounds) == 2
 
 
+@pytest.mark.parametrize("noise", ["distributed", "central"])
+def test_noise_that_drowns_the_sum_is_told_before_the_run_and_on_the_card(tmp_path, caplog, noise):
+    """σ = 1 × clip in each of 15 parameters: a norm of √15 ≈ 3.87 × clip. With z = 4: 15.5 × clip, and 3 clients have 3."""
+    budget = P.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=4.0, noise=noise, source="system")
+    algorithm = eq.Algorithm(sampler=eq.sampling.Full(), privacy=budget)
+    with caplog.at_level("WARNING", logger="flwr"):
+        run(algorithm, federation(DATA, softmax), rounds=1, folder=tmp_path / "run")
+    said = [record.getMessage() for record in caplog.records if "Noise drowns" in record.getMessage()]
+    assert len(said) == 1
+    assert "4 × clip in each of 15 parameters, a norm of about 15.5 × clip" in said[0]
+    assert "Noise drowns the sum" in (tmp_path / "run" / "model.card.md").read_text()
+
+
 def files_of(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 

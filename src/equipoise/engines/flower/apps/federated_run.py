@@ -42,6 +42,8 @@ from equipoise.experiment.folder import run as run_in_folder
 from equipoise.experiment.recorded import FEDERATION, RecordedConfig
 from equipoise.experiment.run_files import RunFolder
 from equipoise.models.adapters import WHY_NOT_BOTH, trains_lora_a
+from equipoise.privacy.drowned_sums import drowning_words
+from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.result import Result
 from equipoise.runs.checkpoint import Checkpoints, read_checkpoint
 from equipoise.runs.setup import Setting, set_up
@@ -119,6 +121,11 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
             )
             federated = FederatedRun(plan, model, data, federation, status)
             if said := check_crowd(federation, plan.algorithm, federated.clients_per_round):
+                log.warning("%s", said)
+                status.event("warning", text=said)
+            if not begun and plan.algorithm.traits.privacy.sums_alone:
+                log.info("Only sums are visible to this server: no single client's loss, update or score.")
+            if not begun and (said := federated.drowned()):
                 log.warning("%s", said)
                 status.event("warning", text=said)
             status.settle(members, messenger)
@@ -304,6 +311,18 @@ class FederatedRun:
             self.model, self.data, plan.algorithm, rounds=plan.rounds, clients_per_round=self.clients_per_round, seed=plan.seed,
             loss=plan.loss, error=plan.error, engine=self.federation, metrics=plan.metrics, stop=plan.stop,
         )  # fmt: skip
+
+    def drowned(self) -> str:
+        """What to say before the run if its noise drowns the sums; empty without differential privacy."""
+        if self.algorithm.traits.privacy.clip is None:
+            return ""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EquipoiseNotice)  # which the run itself gives
+            setting = self.setting()
+        noise: NoisePlan | None = vars(setting.protection).get("noise")
+        if noise is None:
+            return ""
+        return drowning_words(noise.calibration.update, setting.task.layout.dimension, self.clients_per_round)
 
     def train(
         self,
