@@ -703,3 +703,14 @@ def test_network_variants_are_composed_not_overridden():
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
                 assert {ast.unparse(base) for base in node.bases} <= {*allowed, "RefusedMessage"}, node.name
+
+
+@pytest.mark.usefixtures("onnx")
+def test_a_federation_leaves_onnx_by_the_shapes_that_its_nodes_have_said(tmp_path):
+    """Before, `equipoise export` of a federated run failed with "Unknown key 'federation'"."""
+    from equipoise.experiment.exported_run import export_run
+
+    run(eq.Algorithm(), some_data(), rounds=1, folder=tmp_path / "run")
+    names = {path.name for path in export_run(tmp_path / "run")}
+    assert {"model.onnx", "score.onnx", "model.safetensors", "model.card.md"} <= names
+    assert all(path.exists() for path in export_run(tmp_path / "run"))

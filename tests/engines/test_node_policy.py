@@ -337,7 +337,7 @@ def test_the_guides_recipe_for_privacy_runs_with_its_policy(tmp_path):
     exec(part.partition("```python\n")[2].partition("```")[0], names)  # noqa: S102
     (tmp_path / "policy.toml").write_text(part.partition("```toml\n")[2].partition("```")[0])
     policy = read_policy(tmp_path / "policy.toml")
-    with pytest.warns(EquipoiseNotice, match="16 bins count 4 clients"):  # the guide's are more
+    with pytest.warns(EquipoiseNotice, match="16 bins count the 3 clients"):  # the guide's are more
         found, _ = run(names["algorithm"], policy, rounds=2, clients_per_round=3)
     assert found.epsilon.epsilon <= 5.0
     assert [report.missing for report in found.history.rounds] == [{}, {}]

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipo
 
 from fake_grid import FakeGrid, run_app
 
+import equipoise as eq
 from equipoise.cli import federation_commands
 from equipoise.cli.federation_commands import use_kit
 from equipoise.cli.flower_commands import app as flower_commands
@@ -29,11 +31,13 @@ from equipoise.engines.flower.apps.template import write_app
 from equipoise.engines.flower.operate import registered_nodes
 from equipoise.engines.flower.operate.authority import new_node_key
 from equipoise.engines.flower.operate.backups import back_up, restore
-from equipoise.engines.flower.operate.fetching import fetch, publish, read_entries
+from equipoise.engines.flower.operate.fetching import fetch, publish, read_entries, warn_of_trivial
+from equipoise.engines.flower.operate.kit_questions import strange_columns
 from equipoise.engines.flower.operate.kits import Kit, OperatorFolder
 from equipoise.engines.flower.operate.node_check import Checks
 from equipoise.engines.flower.operate.run_view import RunView
 from equipoise.errors import ConfigError
+from equipoise.experiment.exported_run import export_run
 from equipoise.experiment.folder import read_record
 
 
@@ -180,6 +184,9 @@ def test_the_guides_loader_reads_one_csv_file_per_site(tmp_path):
     shared = loader.partition("def load_data")[0]
     (package / "task.py").write_text(f"{shared}\nalgorithm = eq.Algorithm()\n\n{net}")
     subprocess.run([sys.executable, "-c", schema], cwd=package, check=True, timeout=60)
+    trial = f"from {package.name}.data import simulated; print(len(simulated().train))"
+    tried = subprocess.run([sys.executable, "-c", trial], cwd=package.parent, capture_output=True, timeout=120, check=False)
+    assert tried.stdout.strip() == b"4", tried.stderr
     place = OperatorFolder(tmp_path / "app")
     place.set_up(["127.0.0.1"], 9)
     kit = place.make_kit("hospital-a")
@@ -193,6 +200,64 @@ def test_the_guides_loader_reads_one_csv_file_per_site(tmp_path):
     found = {each["what"]: each for each in json.loads(done.stdout)["findings"]}
     assert {found[what]["verdict"] for what in ("app", "data", "values", "training")} == {"good"}, done.stdout
     assert "client 'hospital-a': 16 to train on, 4 to test" in found["data"]["text"]
+
+
+def looked(kit):
+    """What the check finds in a kit, by what it looked at; nothing is asked of a network."""
+    program = "from equipoise.cli.flower_commands import app; app()"
+    command = [sys.executable, "-c", program, "check", "--kit", str(kit), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    return {each["what"]: each for each in json.loads(done.stdout)["findings"]}
+
+
+def test_check_names_what_a_policy_gets_wrong(place):
+    """Before, a typo in `parts` was READY, a part that is missing too, and a wrong key counted as five faults."""
+    kit = place.path / "sites" / "client-0"
+    (kit / "node.toml").write_text((kit / "node.toml").read_text().replace("fed.example.org:47091", "127.0.0.1:9"))
+    policy = (kit / "policy.toml").read_text()
+    assert "secure sums over 3 clients or more; at most 1000 rounds; no noise demanded" in looked(kit)["policy"]["text"]
+    (kit / "policy.toml").write_text(policy.replace("risk.superquantile", "risk.superquantil"))
+    found = looked(kit)["policy"]
+    assert found["verdict"] == "fault"
+    assert "Did you mean 'superquantile'?" in found["text"]
+    (kit / "policy.toml").write_text(policy.replace(', "solver.sgd"', ""))
+    found = looked(kit)["parts"]
+    assert (found["verdict"], "lacks solver.sgd" in found["text"]) == ("fault", True)
+    (kit / "policy.toml").write_text(policy.replace("only_sums = false", "only_sums = true"))
+    assert "asks for single updates" in looked(kit)["parts"]["text"]
+    (kit / "policy.toml").write_text(policy + "minimum_crow = 3\n")
+    found = looked(kit)
+    assert [what for what in found if found[what]["verdict"] == "fault"] == ["policy", "reachable"]
+    assert found["parts"]["verdict"] == "skipped"
+
+
+def test_check_names_columns_that_are_not_the_schemas():
+    """Before, a pressure in kPa and categories that nobody knows were READY."""
+    rows = {"pressure": [108.0, 121.5, 135.0, 149.5], "sex": ["f", "m", "f", "m"], "ill": ["n", "n", "y", "y"]}
+    schema = eq.data.Schema.fit(rows, target="ill")
+
+    def faults(**changed):
+        table = {**rows, **changed, "site": ["a"] * 4}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", eq.errors.EquipoiseNotice)
+            data = eq.data.from_frame(table, client="site", target="ill", schema=schema, split_by="examples", test=0.25)
+        return list(strange_columns(data))
+
+    assert faults() == []
+    ((verdict, text),) = faults(pressure=[14.4, 16.2, 18.0, 19.9])
+    assert (verdict, "'pressure'" in text, "standard deviations off" in text) == ("fault", True, True)
+    ((verdict, text),) = faults(sex=["w", "x", "w", "x"])
+    assert (verdict, "100% of its values are none" in text) == ("fault", True)
+
+
+def test_check_says_which_setting_is_missing(place):
+    kit = place.path / "sites" / "client-0"
+    (kit / "node.toml").write_text((kit / "node.toml").read_text().replace("fed.example.org:47091", "127.0.0.1:9"))
+    loader = next((kit / "app").glob("*/data.py"))
+    loader.write_text(loader.read_text().replace("return made_up(str(", 'context.node_config["file"]; return made_up(str('))
+    found = looked(kit)
+    assert "Write file = … below [node-config]" in found["data"]["text"]
+    assert {found[what]["verdict"] for what in ("values", "training")} == {"skipped"}
 
 
 def test_a_backup_comes_back_whole_and_a_damaged_one_is_refused(place, tmp_path):
@@ -244,6 +309,14 @@ def test_a_site_fetches_the_published_model_that_serves_it_best(tmp_path, monkey
 
     lines = fetch("published", kit, Path("model"))
     assert "long serves this node's data best (by its train loss)" in lines[-1]
+    assert lines[-2].startswith("most frequent class for all: train error 0.")
+    (warning,) = warn_of_trivial("long", {"test": (2.0, 0.93)}, {"most frequent class": {"train": 0.4, "test": 0.4}})
+    assert "WARNING: on this node's test examples long has an error of 0.93. The most frequent class for all" in warning
+    assert not warn_of_trivial("long", {"test": (2.0, 0.3)}, {"most frequent class": {"train": 0.4, "test": 0.4}})
+    publish([Path("runs/long")], Path("one"))
+    assert "long is in alone" in fetch("one", kit, Path("alone"))[-1]  # the best of one is no praise
+    with pytest.raises(ConfigError, match=r"is a federated run.*model\.safetensors.*EQ"):
+        export_run(Path("runs/long"))
     choice = json.loads(Path("model/choice.json").read_text())
     assert choice["scores"]["long"]["train"][0] < choice["scores"]["short"]["train"][0]
     assert Path("model/model.safetensors").read_bytes() == Path("runs/long/model.safetensors").read_bytes()

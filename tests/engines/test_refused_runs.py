@@ -16,7 +16,7 @@ from equipoise.engines.flower.apps.node_policy import NodePolicy
 from equipoise.engines.flower.apps.run_control import give_order
 from equipoise.engines.flower.operate.fetching import publish
 from equipoise.engines.flower.transport.messenger import TooFewClients
-from equipoise.errors import CheckpointError, ConfigError, IncompatibleParts
+from equipoise.errors import CheckpointError, ConfigError, IncompatibleParts, InvalidParameter
 from made_clients import make_clients
 
 P = eq.privacy
@@ -102,6 +102,63 @@ def test_a_run_by_secure_sums_without_noise_may_have_more_rounds(tmp_path):
     run(algorithm, federation(DATA, softmax), rounds=1, folder=folder)
     assert give_order(folder, rounds=2).rounds == 2
     assert len(run(algorithm, federation(DATA, softmax), rounds=1, folder=folder).history.rounds) == 2
+
+
+@pytest.mark.parametrize("noise", ["distributed", "central"])
+def test_noise_that_drowns_the_sum_is_told_before_the_run_and_on_the_card(tmp_path, caplog, noise):
+    """σ = 1 × clip in each of 15 parameters: a norm of √15 ≈ 3.87 × clip. With z = 4: 15.5 × clip, and 3 clients have 3."""
+    budget = P.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=4.0, noise=noise, source="system")
+    algorithm = eq.Algorithm(sampler=eq.sampling.Full(), privacy=budget)
+    with caplog.at_level("WARNING", logger="flwr"):
+        run(algorithm, federation(DATA, softmax), rounds=1, folder=tmp_path / "run")
+    said = [record.getMessage() for record in caplog.records if "Noise drowns" in record.getMessage()]
+    assert len(said) == 1
+    assert "4 × clip in each of 15 parameters, a norm of about 15.5 × clip" in said[0]
+    assert "Noise drowns the sum" in (tmp_path / "run" / "model.card.md").read_text()
+
+
+def files_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("changed", ["algorithm", "model", "privacy"])
+def test_another_run_is_refused_in_the_folder_of_a_finished_one_and_changes_nothing(tmp_path, changed):
+    """Before, status said "failed", the log ended in "stopped", and the finished run could not be published."""
+    folder, grid = tmp_path / "run", federation(DATA, softmax)
+    run(eq.Algorithm(), grid, rounds=2, folder=folder)
+    before, asked = files_of(folder), len(grid.log)
+    given = {"algorithm": eq.Algorithm(risk=eq.risk.Superquantile(0.5)), "privacy": eq.Algorithm(privacy=P.SecureAggregation())}
+    options = {"clients": 3, "minimum": 2, "seed": 3, "rounds": 4, "folder": folder}
+    model = (lambda: eq.models.Softmax(4, 4)) if changed == "model" else softmax
+    with pytest.raises(CheckpointError, match="checkpoint of another run"):
+        run_app(server_app(given.get(changed, eq.Algorithm()), model=model, **options), grid)
+    assert files_of(folder) == before
+    assert len(grid.log) == asked
+    assert publish([folder], tmp_path / "out") == ["run"]
+
+
+def test_a_finished_run_that_cannot_go_on_stays_finished(tmp_path):
+    folder, grid = tmp_path / "run", federation(DATA, softmax)
+    run(eq.Algorithm(), grid, rounds=2, folder=folder)
+    grid.offline |= set(grid.names.values())
+    with pytest.raises(TooFewClients):
+        run(eq.Algorithm(), grid, rounds=4, folder=folder)
+    status = json.loads((folder / "status.json").read_text())
+    assert (status["state"], status["round"], status["rounds"]) == ("finished", 2, 2)
+    assert "could not go on" in status["text"]
+    assert publish([folder], tmp_path / "out") == ["run"]
+    with pytest.raises(ConfigError, match=r"ended after 2 rounds.* more than 2 rounds"):
+        run(eq.Algorithm(), grid, rounds=1, folder=folder)
+
+
+@pytest.mark.parametrize(("config", "said"), [({"minimum": 6}, "clients"), ({"minimum": 3, "begin-with": 2}, "begin-with")])
+def test_a_minimum_that_no_round_can_have_is_refused(config, said):
+    """Before, minimum=6 of four clients was ignored, and the run went on with four."""
+    grid = federation(DATA, softmax)
+    server = server_app(eq.Algorithm(), model=softmax, rounds=1, clients=4)
+    with pytest.raises(InvalidParameter, match=rf"minimum must not exceed {said} .*EQ"):
+        run_app(server, grid, **config)
+    assert not grid.log
 
 
 def test_privacy_that_nodes_would_refuse_is_refused_before_any_node_is_asked(tmp_path):

@@ -141,3 +141,53 @@ def test_private_runs_that_no_ledger_counts_are_named(tmp_path):
     assert answer("ledger", str(tmp_path))["without_ledger"] == [str(tmp_path / "saved")]
     assert "Not counted" in call("ledger", str(tmp_path)).stdout
     assert "Not counted" not in call("ledger", str(tmp_path / "study")).stdout
+
+
+def written_ledger(folder, run, entries, *, client="a", fingerprint="f", data="d"):
+    """The folder of a federated run: its ledger, its configuration and who took part."""
+    folder.mkdir(parents=True)
+    name = "secure_aggregation" if all(kind == "exact" for kind, _ in entries) else "differential_privacy"
+    (folder / "config.toml").write_text(f'[algorithm.privacy]\nname = "{name}"\n')
+    roster = {"run": run, "clients": [{"client": client, "fingerprint": fingerprint}]}
+    (folder / "federation.json").write_text(json.dumps(roster))
+    noise = {"multiplier": 1.0, "zeroed": 1.0, "sampling": ["everyone"], "delta": 1e-3, "shares": 3}
+    lines = [
+        {"kind": kind, "data": data, "run": run, "round": 0, "purpose": purpose, "token": f"{run}{i}", **noise}
+        for i, (kind, purpose) in enumerate(entries)
+    ]
+    (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_exact_releases_have_no_epsilon(tmp_path):
+    """Before, a run by secure sums alone was told of with ε = 0, as if nobody could learn anything from its model."""
+    written_ledger(tmp_path / "secure", "s", [("exact", "update"), ("exact", "scores test")])
+    shown = call("ledger", str(tmp_path)).stdout
+    assert "ε in all = none (exact releases in run secure)" in shown
+    assert "= 0" not in shown
+    written_ledger(tmp_path / "dp", "p", [("release", "update"), ("exact", "scores test")], data="other policies")
+    shown, values = call("ledger", str(tmp_path)).stdout, answer("ledger", str(tmp_path))
+    assert "2 runs, ε in all = none (exact releases in run secure; of the noisy releases alone" in shown
+    (data,) = values["data"]  # the node had the same data in both
+    assert (data["epsilon"], data["without_epsilon"]) == (None, ["secure"])
+    assert {run["folder"]: run["epsilon"] is None for run in data["runs"]} == {"secure": True, "dp": False}
+    assert data["epsilon_noisy"] > 0
+    alone = answer("ledger", str(tmp_path / "dp"))["data"][0]
+    assert alone["epsilon"] == data["epsilon_noisy"]
+    written_ledger(tmp_path / "far", "q", [("release", "update")], client="b", fingerprint="g", data="elsewhere")
+    assert len(answer("ledger", str(tmp_path))["data"]) == 2
+
+
+def test_runs_without_privacy_are_listed(tmp_path):
+    data = eq.data.label_shift(train_clients=8, validation_clients=2, test_clients=2, seed=0)
+    model = eq.models.Softmax(data.features, data.classes)
+    options = {"rounds": 1, "clients_per_round": 4, "progress": False}
+    place = tmp_path / "plain"
+    result = eq.train(model, data, checkpoint=place / "checkpoint" / "state.safetensors", **options)
+    (place / "config.toml").write_text('[algorithm]\nprivacy = "none"\n')
+    assert "ε in all = none (exact releases in run plain)" in call("ledger", str(tmp_path)).stdout
+    privacy = eq.privacy.DifferentialPrivacy(None, 1e-2, clip=1.0, noise_multiplier=1.0, method="rdp")
+    eq.train(model, data, eq.Algorithm(privacy=privacy), ledger=tmp_path / "dp" / "ledger.jsonl", **options)
+    (found,) = answer("ledger", str(tmp_path))["data"]
+    assert (found["epsilon"], len(found["runs"])) == (None, 2)
+    result.save(tmp_path / "saved")
+    assert answer("ledger", str(tmp_path))["exact_on_unknown_data"] == [str(tmp_path / "saved")]

@@ -283,7 +283,7 @@ def test_sums_do_not_leave_the_safe_modulus():
 
 
 def test_a_notice_if_bins_exceed_clients():
-    with pytest.warns(EquipoiseNotice, match=r"64 bins count 50 clients.*bins=32"):
+    with pytest.warns(EquipoiseNotice, match=r"64 bins count the 50 clients.*bins=32"):
         PrivateQuantile(1.0, 64).calibrated(1.0, 50)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -194,9 +194,11 @@ def run(
     folder: Folder = Path(),
 ) -> None:
     """Begin the run, or go on with it, and show its log. The exit code is 0 only if the run has completed."""
-    _require_flower()
+    _registry(folder)  # waits for a SuperLink that was just begun
     from equipoise.engines.flower.flower_internals import read_runs
+    from equipoise.engines.flower.operate.run_options import refuse_unknown_options
 
+    refuse_unknown_options(folder, run_config)
     environment = {**os.environ, **_flower_home(folder)}
     environment["PYTHONUNBUFFERED"] = "1"  # or a log file would show the run's log at its end
     flower = str(Path(sys.executable).with_name("flwr"))
@@ -235,7 +237,7 @@ def check(
         typer.echo(json.dumps({"ready": code == 0, "findings": plain(findings)}, indent=1))
     else:
         for finding in findings:
-            mark = {"good": "ok     ", "warning": "WARNING", "fault": "FAULT  "}[finding.verdict]
+            mark = {"good": "ok     ", "warning": "WARNING", "fault": "FAULT  ", "skipped": "-      "}[finding.verdict]
             typer.echo(f"{mark}  {finding.what}: {finding.text}")
         typer.echo(verdict)
     raise typer.Exit(code)

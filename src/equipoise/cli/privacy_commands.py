@@ -117,17 +117,40 @@ def ledger(
     delta: Annotated[float | None, Option(help="δ that ε is stated for. Default: the smallest that the runs name.")] = None,
     as_json: Json = False,
 ) -> None:
-    """What all private runs in a folder have released, and what they cost together, by data set."""
+    """What all runs in a folder have released, and what they cost together, by data set. Exact models have no ε."""
+    from dataclasses import replace
+
+    from equipoise.experiment.open_runs import find_open_runs, group_data
+    from equipoise.privacy.ledger import find_ledgers, read_entries
     from equipoise.privacy.ledger_report import entries_below, runs_without_ledger, summarise_ledgers
     from equipoise.privacy.releases import check_delta
 
     if delta is not None:
         check_delta(delta)
-    found = summarise_ledgers(entries_below(folder), delta)
+    places = {path.parent for path in find_ledgers(folder)}
+
+    def name(path: Path) -> str:
+        return str(path.relative_to(folder)) if path != folder else str(path)
+
+    plain = [run for run in find_open_runs(folder) if Path(run.folder) not in places]
+    groups = group_data(folder)  # federations that share the data of a node
+    by_data: dict[str, dict[str, int]] = {}
+    for run in plain:
+        if run.data and run.rounds:
+            by_data.setdefault(groups.get(run.data, run.data), {})[name(Path(run.folder))] = run.rounds
+    entries = entries_below(folder) if places or not plain else []
+    entries = [replace(entry, data=groups.get(entry.data, entry.data)) for entry in entries]
+    alone = [path for path in find_ledgers(folder) if (path.parent / "config.toml").exists()]  # and not that of a study
+    folders = {entry.run: name(path.parent) for path in alone if path != folder for entry in read_entries(path)}
+    found = summarise_ledgers(entries, delta, by_data, folders)
     words, others = "\n\n".join(map(str, found)), [str(run) for run in runs_without_ledger(folder)]
+    unknown = [run.folder for run in plain if not run.data]
+    if unknown:
+        words += f"\n\nWithout ε, on data that their folder does not tell (exact models): {', '.join(unknown)}"
     if others:
         words += f"\n\nNot counted, because their ledger is not here (train(…, ledger=PATH) writes one): {', '.join(others)}"
-    _print({"data": [data.plain() for data in found], "without_ledger": others}, words, as_json)
+    values = {"data": [data.plain() for data in found], "without_ledger": others, "exact_on_unknown_data": unknown}
+    _print(values, words.strip(), as_json)
 
 
 @app.command()

@@ -13,9 +13,10 @@ from equipoise.core.task_trial import try_task
 from equipoise.core.tensor_files import read_tensor_file
 from equipoise.errors import ConfigError
 from equipoise.experiment.build import build
-from equipoise.experiment.config import RunConfig
+from equipoise.experiment.config import RunConfig, read_toml
 from equipoise.experiment.family_files import MANIFEST, SINGLE_MANIFEST, read_manifest, write_single
 from equipoise.experiment.folder import read_record
+from equipoise.experiment.recorded import FEDERATION
 from equipoise.experiment.run_files import RunFolder
 from equipoise.result import Result
 from equipoise.run_record import RunRecord
@@ -30,6 +31,8 @@ def export_run(path: Path, *, trust: bool = False) -> list[Path]:
     if (path / MANIFEST).exists():
         raise ConfigError(f"{path} holds a family, which wrote its models when it ended: they are in {path / 'members'}.")
     record = read_record(path)
+    if FEDERATION in read_toml(folder.config):
+        return _written_by_federation(path)
     config = RunConfig.read(folder.config, code="resume", trust=trust)
     prepared = build(config)
     if not folder.model.exists():
@@ -53,4 +56,16 @@ def export_run(path: Path, *, trust: bool = False) -> list[Path]:
     (member,) = read_manifest(path, SINGLE_MANIFEST).members
     if member.no_onnx is not None:
         raise ConfigError(f"{path} has its card now, but no ONNX: {member.no_onnx}")
+    return [path / name for name in (*member.files, SINGLE_MANIFEST)]
+
+
+def _written_by_federation(path: Path) -> list[Path]:
+    """The files of a federated run, which writes its model for other programs when it ends; nobody has its data here."""
+    (member,) = read_manifest(path, SINGLE_MANIFEST).members
+    if member.no_onnx is not None:
+        raise ConfigError(
+            f"{path} is a federated run, which writes ONNX when it ends, and has none: {member.no_onnx}. Load "
+            f'{path / "model.safetensors"} into the model of the app, as the page "Run a federation" shows. With '
+            '`pip install "equipoise[serve]"` on the server the next run writes ONNX.'
+        )
     return [path / name for name in (*member.files, SINGLE_MANIFEST)]

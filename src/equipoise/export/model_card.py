@@ -11,6 +11,7 @@ import torch
 
 from equipoise.core.version import VERSION
 from equipoise.metrics import summarise, summarise_metric
+from equipoise.privacy.drowned_sums import drowning_words
 from equipoise.report.text.phrases import FEW_EXAMPLES
 from equipoise.risk.groups import Groups, checked_groups, group_name
 
@@ -47,7 +48,7 @@ def card(run: RunRecord, *, about: Mapping[str, Any] | None = None, groups: Grou
         "subgroups": subgroups(run, rows, groups),
         "small_groups": sum(len(place) < FEWEST for place in parts.values()),
         "left_behind": left_behind(rows, private=private),
-        "privacy": privacy_words(run),
+        "privacy": privacy_words(run, int((about or {}).get("parameters", 0))),
         "made_with": {"equipoise": VERSION, "torch": str(torch.__version__)},
     }  # fmt: skip
 
@@ -121,7 +122,12 @@ def left_behind(rows: ClientTable, *, private: bool) -> dict[str, Any]:
     mean = found["mean"]
     behind = int((rows.served_error > 2 * mean).sum()) if mean is not None else 0
     if rows.clients_in_mean is not None:
-        note = f"Not known: under secure sums only the mean over {rows.clients_in_mean} clients is."
+        count = rows.clients_in_mean
+        note = (
+            f"Not known: under secure sums only the mean over {count} clients is."
+            if count
+            else "Not known: nobody was evaluated."
+        )
         missing = dict.fromkeys(("worst_tenth_mean", "clients_above_twice_the_mean", "worst_clients"))
         return {**missing, "clients": rows.clients_in_mean, "note": note}
     about: dict[str, Any] = {
@@ -148,10 +154,12 @@ def _finite(own: Any, shared: Any) -> float | None:
     return None
 
 
-def privacy_words(run: RunRecord) -> str:
-    """What the run promises about single clients, in words."""
+def privacy_words(run: RunRecord, parameters: int = 0) -> str:
+    """What the run promises about single clients, in words, and whether its noise drowned what clients sent."""
     if run.epsilon is not None:
-        return f"{run.epsilon} Figures of clients on this card are not covered by ε."
+        events = run.privacy.events if run.privacy is not None else ()
+        drowned = drowning_words(min((z for z, _, _ in events), default=0.0), parameters, run.clients_per_round or 0)
+        return f"{run.epsilon} Figures of clients on this card are not covered by ε. {drowned}".strip()
     if run.algorithm.privacy is not None:
         return f"{run.algorithm.privacy!r}: the server sees sums of updates only. The released model has no ε."
     return "None: the model has no privacy guarantee. It may tell about the examples that it was trained on."

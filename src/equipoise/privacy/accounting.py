@@ -210,13 +210,22 @@ class Spent:
     seeded: bool = False  # the noise can be drawn again by whoever knows the seed
     discrete: bool = False  # some of the noise is discrete, and recorded as the Gaussian of equal zCDP
     table: bool = False  # the data are a table, whose schema ε does not cover
+    hidden: bool = False  # nodes draw by themselves whether they take part, so that nobody knows the cohorts
+
+    def _known_cohorts(self) -> str:
+        """ε for the server: where nodes draw by themselves whether they take part, sampling hides them from it, too."""
+        if self.hidden:
+            why = "which does not know the cohorts, because each node draws by itself whether it takes part"
+            return f"for the server, {why}, ε = {self.epsilon_server:.4g}."
+        most = f"in at most {self.participations} of the rounds"
+        return f"for one who knows the cohorts ε = {self.epsilon_server:.4g} ({most})."
 
     def __str__(self) -> str:
         rounds = f"{self.rounds} round{'s' * (self.rounds != 1)}"
         return (
             f"{'Nominal ' * self.seeded}ε = {self.epsilon:.4g} at δ = {self.delta:.4g} "
             f"({self.adjacency}, {self.method.upper()} accounting, {rounds}); "
-            f"for one who knows the cohorts ε = {self.epsilon_server:.4g} (in at most {self.participations} of the rounds). "
+            f"{self._known_cohorts()} "
             "Runs made to choose settings are not counted."
             + (" Discrete noise counts as the Gaussian of equal zCDP: within 0.3 %, but not a bound." * self.discrete)
             + (" Means, categories and other statistics in the table's schema are not covered by ε." * self.table)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,46 +20,73 @@ from equipoise.privacy.ledger import (
     server_epsilon,
 )
 
+EVALUATION = "scores"  # how the purpose of an exact evaluation begins
 CONFIG = "config.toml"  # in the folder of every run
 
 
 @dataclass(frozen=True)
 class RunInLedger:
-    """One run in a ledger: rounds with a release, releases, and ε of it alone; None where something was not noisy."""
+    """One run in a ledger: rounds with a release, releases, and ε of it alone; None where its model is exact."""
 
     run: str
     rounds: int
     releases: int
     exact: int  # releases outside ε
-    epsilon: float
-    epsilon_server: float | None  # for one who knows the cohorts; None where the ledger does not say who took part
+    epsilon: float | None
+    epsilon_server: float | None  # for the server; None where the ledger does not say who took part, or the model is exact
+    folder: str = ""  # of the run, where that is known
+    hidden: bool = False  # nodes draw by themselves whether they take part, so that the server does not know the cohorts
+
+    @property
+    def shown(self) -> str:
+        """What a reader finds the run by."""
+        return self.folder or self.run
 
 
 @dataclass(frozen=True)
 class DataInLedgers:
-    """All runs on one data set, and what they cost together."""
+    """All runs on one data set, and what they cost together; no ε where the model of one of them is exact."""
 
     data: str
     runs: tuple[RunInLedger, ...]
-    epsilon: float
+    epsilon: float | None
     delta: float
     nominal: bool
+    epsilon_noisy: float = 0.0  # of the noisy releases alone
+
+    @property
+    def without_epsilon(self) -> tuple[str, ...]:
+        """The runs whose exact model, or sums, everyone who has them can learn from."""
+        return tuple(run.shown for run in self.runs if run.epsilon is None)
 
     def __str__(self) -> str:
         nominal = "nominal " if self.nominal else ""
-        head = f"Data {self.data}: {len(self.runs)} run{'s' * (len(self.runs) != 1)}, {nominal}ε in all = {self.epsilon:.4g} "
-        lines = [f"{head}at δ = {self.delta:.4g} for the public"]
-        lines.append(f"{'run':<18}{'rounds':>7}{'releases':>10}{'outside ε':>11}{'ε':>10}{'ε, cohorts known':>18}")
+        first, *more = self.data.split(", ")
+        shared = f" and {len(more)} more with clients in common" if more else ""
+        head = f"Data {first}{shared}: {len(self.runs)} run{'s' * (len(self.runs) != 1)}, {nominal}ε in all = "
+        if self.epsilon is None:
+            noisy = f"; of the noisy releases alone {self.epsilon_noisy:.4g} at δ = {self.delta:.4g}" * (self.epsilon_noisy > 0)
+            lines = [f"{head}none (exact releases in run {', '.join(self.without_epsilon)}{noisy})"]
+        else:
+            lines = [f"{head}{self.epsilon:.4g} at δ = {self.delta:.4g} for the public"]
+        width = max(18, *(len(run.shown) + 2 for run in self.runs))
+        lines.append(f"{'run':<{width}}{'rounds':>7}{'releases':>10}{'outside ε':>11}{'ε':>10}{'ε, server':>18}")
         for run in self.runs:
-            known = "" if run.epsilon_server is None else f"{run.epsilon_server:.4g}"
-            lines.append(
-                f"{run.run:<18}{run.rounds:>7}{run.releases:>10}{run.exact:>11}{run.epsilon:>10.4g}{known:>18}".rstrip()
-            )
+            known, own = ("none" if e is None and run.epsilon is None else "" if e is None else f"{e:.4g}"
+                          for e in (run.epsilon_server, run.epsilon))  # fmt: skip
+            row = f"{run.shown:<{width}}{run.rounds:>7}{run.releases:>10}{run.exact:>11}{own:>10}{known:>18}"
+            lines.append(row.rstrip())
+        if self.without_epsilon:
+            lines.append("none: the sums or the model of the run are exact, so that no ε bounds what they reveal.")
+        if any(run.exact and run.epsilon is not None for run in self.runs):
+            lines.append("outside ε: exact means of evaluations. ε holds for the model, and not for these figures.")
+        if any(run.hidden for run in self.runs):
+            lines.append("ε, server: nodes drew by themselves whether they took part, so the server did not know the cohorts.")
         return "\n".join(lines)
 
     def plain(self) -> dict[str, Any]:
-        """The report as plain values."""
-        return {**vars(self), "runs": [vars(run) for run in self.runs]}
+        """The report as plain values; ε is None where exact releases leave none."""
+        return {**vars(self), "runs": [vars(run) for run in self.runs], "without_epsilon": list(self.without_epsilon)}
 
 
 def entries_below(folder: Path) -> list[LedgerEntry]:
@@ -89,27 +116,43 @@ def runs_without_ledger(folder: Path) -> list[Path]:
     return [run for run in runs if places.isdisjoint((run, *run.parents)) and is_private(run / CONFIG)]
 
 
-def summarise_ledgers(entries: Iterable[LedgerEntry], delta: float | None = None) -> list[DataInLedgers]:
-    """What runs cost, by data set; at the smallest δ that they name unless one is given."""
+def summarise_ledgers(
+    entries: Iterable[LedgerEntry],
+    delta: float | None = None,
+    plain: Mapping[str, Mapping[str, int]] | None = None,
+    folders: Mapping[str, str] | None = None,
+) -> list[DataInLedgers]:
+    """What runs cost, by data set; at the smallest δ that they name unless one is given.
+
+    `plain` has runs without a ledger whose models are exact: by data set, their folders and rounds. `folders` has
+    those of the runs in ledgers.
+    """
     by_data: dict[str, dict[str, list[LedgerEntry]]] = {}
     for entry in entries:
         by_data.setdefault(entry.data, {}).setdefault(entry.run, []).append(entry)
     found = []
-    for data, runs in by_data.items():
+    for data in dict.fromkeys([*by_data, *(plain or ())]):
+        runs, exact_runs = by_data.get(data, {}), (plain or {}).get(data, {})
         whole = [entry for pages in runs.values() for entry in pages]
         noisy = [entry for entry in whole if entry.kind == "release"]
         at = delta if delta is not None else min((entry.delta for entry in noisy), default=1e-5)
-        rows = tuple(_summarise_run(run, pages, at) for run, pages in runs.items())
+        rows = [replace(_summarise_run(run, pages, at), folder=(folders or {}).get(run, "")) for run, pages in runs.items()]
+        rows += [RunInLedger("", rounds, 0, rounds, None, None, run) for run, rounds in exact_runs.items()]
         epsilon, total = compose([events_of(pages) for pages in runs.values()], at)
-        found.append(DataInLedgers(data, rows, epsilon, total, any(entry.nominal for entry in noisy)))
+        all_in = None if any(row.epsilon is None for row in rows) else epsilon
+        found.append(DataInLedgers(data, tuple(rows), all_in, total, any(entry.nominal for entry in noisy), epsilon))
     return found
 
 
 def _summarise_run(run: str, pages: list[LedgerEntry], delta: float) -> RunInLedger:
     noisy = [entry for entry in pages if entry.kind == "release"]
-    exact = sum(entry.kind == "exact" for entry in pages)
-    rounds = len({entry.round for entry in noisy})
-    return RunInLedger(run, rounds, len(noisy), exact, epsilon_of(events_of(pages), delta), server_epsilon(pages, delta))
+    exact = [entry for entry in pages if entry.kind == "exact"]
+    rounds = len({entry.round for entry in (noisy or exact)})
+    if any(not entry.purpose.startswith(EVALUATION) for entry in exact):  # sums that the model is made of
+        return RunInLedger(run, rounds, len(noisy), len(exact), None, None)
+    hidden = any(entry.sampling[:1] == ("node poisson",) for entry in noisy)
+    epsilon, server = epsilon_of(events_of(pages), delta), server_epsilon(pages, delta)
+    return RunInLedger(run, rounds, len(noisy), len(exact), epsilon, server, hidden=hidden)
 
 
 def words_below(folder: Path) -> str:
@@ -118,7 +161,12 @@ def words_below(folder: Path) -> str:
         return ""
     found = [data for data in summarise_ledgers(entries_below(folder)) if sum(run.releases > 0 for run in data.runs) > 1]
     return " ".join(
-        f"The {len(data.runs)} private runs on data {data.data} together: {'nominal ' * data.nominal}ε = {data.epsilon:.4g} at "
-        f"δ = {data.delta:.4g} for the public."
+        f"The {len(data.runs)} private runs on data {data.data} together: {'nominal ' * data.nominal}ε = {_in_all(data)}."
         for data in found
     )
+
+
+def _in_all(data: DataInLedgers) -> str:
+    if data.epsilon is None:
+        return f"none (exact releases in run {', '.join(data.without_epsilon)})"
+    return f"{data.epsilon:.4g} at δ = {data.delta:.4g} for the public"

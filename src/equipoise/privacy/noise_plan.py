@@ -156,9 +156,9 @@ class NoisePlan:
             return given
         if self.calibration.first in (0.0, math.inf):
             return replace(given, sigma=0.0, scale=1)
-        if given.bins <= self.most:  # `calibrated` says so itself beyond that
-            given.check_cohort(self.expected)
-        return given.calibrated(self.calibration.first, self.fewest, most=self.most, adjacency=self._adjacency)
+        return given.calibrated(
+            self.calibration.first, self.fewest, most=self.most, adjacency=self._adjacency, cohort=self.expected
+        )
 
     @property
     def _adjacency(self) -> Adjacency:
@@ -313,7 +313,7 @@ class NoisePlan:
         discrete = self.distributed or self.quantile is not None
         return replace(
             spent, epsilon=self._events_epsilon(), epsilon_server=math.inf if server is None else server, rounds=rounds,
-            participations=most, seeded=self.privacy.source == "seeded", discrete=discrete,
+            participations=most, seeded=self.privacy.source == "seeded", discrete=discrete, hidden=self.by_nodes,
         )  # fmt: skip
 
     def _server(self, state: PrivateState) -> float | None:

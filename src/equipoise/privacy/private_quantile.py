@@ -228,12 +228,14 @@ class PrivateQuantile:
         most: int | None = None,
         adjacency: Adjacency = "add_remove",
         failure: float = 1e-9,
+        cohort: int | None = None,
     ) -> PrivateQuantile:
         """A copy with σ, c and M set for a noise multiplier of at least `multiplier` (and at most 1e-9 more).
 
-        `contributors` is the fewest clients in the sum, `most` the most (None: the same), `failure` the probability that a sum
-        wraps around. c is the smallest scale with √contributors · σ ≥ 20 and σ ≥ 2, where the shares of discrete noise add up
-        to a Gaussian's privacy; σ then follows without rounding. A larger c would need more bits and gain nothing.
+        `contributors` is the fewest clients in the sum, `most` the most (None: the same), `cohort` how many a round has on
+        average (None: the most), `failure` the probability that a sum wraps around. c is the smallest scale with
+        √contributors · σ ≥ 20 and σ ≥ 2, where the shares of discrete noise add up to a Gaussian's privacy; σ then follows
+        without rounding. A larger c would need more bits and gain nothing.
         """
         require_number("multiplier", multiplier, "(0, ∞)", "It is noise over sensitivity, as of a Gaussian.")
         require_integer("contributors", contributors, 1)
@@ -251,16 +253,17 @@ class PrivateQuantile:
 
         while short():  # by rounding, or by ψ: to the safe side
             calibrated, excess = replace(calibrated, sigma=sigma * (1 + excess)), 2 * excess
-        self.check_cohort(most)
+        self.check_cohort(most if cohort is None else cohort)
         modulus = safe_modulus(scale, sigma * (1 + excess), self.bins, most, failure=failure)
         return replace(calibrated, modulus=modulus)
 
     def check_cohort(self, clients: int) -> None:
         """A notice if there are more bins than clients to count in them."""
         if self.bins > clients:
+            fewer = 1 << max(1, clients.bit_length() - 1)
             text = (
-                f"{self.bins} bins count {clients} clients: finer than the clients tell apart, and noisier for it. "
-                f"bins={1 << max(1, clients.bit_length() - 1)} or fewer would do better."
+                f"{self.bins} bins count the {clients} clients of a round: finer than the clients tell apart, and noisier for "
+                f"it. Give no more bins than a round has clients (clients_per_round): bins={fewer} or fewer."
             )
             warnings.warn(EquipoiseNotice(text), stacklevel=3)
 

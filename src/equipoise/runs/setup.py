@@ -183,7 +183,7 @@ class Setting:
             privacy=self.protection.privacy(last.privacy),
             epsilon=None if spent is None else replace(spent, table=self.data.schema is not None),
             sampled=sample_sizes(self.data, self.sample), schema=self.data.schema, task=self.task,
-            signature=Signature.of(self.data, self.task.layout.dtype) if self.engine_traits.network is None else None,
+            signature=Signature.of(self.data, self.task.layout.dtype),  # of a federation, as its nodes have said
         )  # fmt: skip
 
 

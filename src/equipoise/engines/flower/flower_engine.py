@@ -192,10 +192,22 @@ class FlowerEngine(Engine):
                 return work(number)
             except TooFewClients as failure:
                 self.tries.append(str(failure))
+                if self.refused_for_good:
+                    text = f"{failure} It is not tried again: policies do not change by themselves."
+                    raise TooFewClients(text) from failure
                 if number == self.patience.retries:
-                    raise TooFewClients(f"{failure} It was tried {number + 1} times.") from failure
+                    tried = f"It was tried {number + 1} times." if number else ""
+                    raise TooFewClients(f"{failure} {tried}".strip()) from failure
                 log.warning("%s It is tried again in %g s.", failure, self.patience.pause)
         raise AssertionError  # the last try returns or raises
+
+    @property
+    def refused_for_good(self) -> bool:
+        """Whether too few clients are left besides those whose policies refuse what another try would ask again."""
+        members, messenger = self.federation.members, self.messenger
+        everyone = len(self.round.drawn) == len(members)  # then another try has the same cohort
+        refusing = messenger.refusing if everyone else messenger.for_good
+        return bool(refusing) and len(members) - len(refusing) < max(1, self.patience.minimum)
 
     def gone(self, cohort: Cohort) -> Tensor:
         """Which clients of a cohort have failed in this round, (K,) bool."""

@@ -7,6 +7,7 @@ import logging
 import math
 import secrets
 import tomllib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -23,7 +24,7 @@ from equipoise.data.federated_data import FederatedData
 from equipoise.engines.flower.apps.fixed_rounds import refuse_more_rounds
 from equipoise.engines.flower.apps.introductions import Introductions
 from equipoise.engines.flower.apps.members import Member, make_stand_in, natural_order
-from equipoise.engines.flower.apps.model_source import make_model
+from equipoise.engines.flower.apps.model_source import digest_frozen, digest_layout, make_model
 from equipoise.engines.flower.apps.node_keys import KNOWN_NODES, RETIRED, KnownNodes, read_node_names
 from equipoise.engines.flower.apps.run_control import RunControl, give_order, read_order
 from equipoise.engines.flower.apps.run_secret import batch_seed, open_secret, public_seed
@@ -34,15 +35,18 @@ from equipoise.engines.flower.secure.crowds import check_crowd
 from equipoise.engines.flower.secure.network_rules import refuse_on_nodes
 from equipoise.engines.flower.transport.messages import MessageContent
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
-from equipoise.errors import ConfigError, IncompatibleParts
+from equipoise.errors import ConfigError, EquipoiseNotice, IncompatibleParts
 from equipoise.experiment.folder import claim
 from equipoise.experiment.folder import run as run_in_folder
 from equipoise.experiment.recorded import FEDERATION, RecordedConfig
 from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.train_options import TrainRecord
 from equipoise.models.adapters import WHY_NOT_BOTH, trains_lora_a
+from equipoise.privacy.drowned_sums import drowning_words
+from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.result import Result
 from equipoise.runs.checkpoint import Checkpoints, read_checkpoint
+from equipoise.runs.setup import Setting, set_up
 from equipoise.train import train
 from equipoise.types import Observer, RoundReport
 
@@ -70,10 +74,12 @@ def run_plan(plan: ServerPlan, grid: Grid) -> Result:
             give_order(place.path, state="run")  # whoever begins the run again wants it to go on
         known = None
         if place.config.exists():
-            if place.finished and read_checkpoint(place.checkpoint).runs[0].state.round >= plan.rounds:
-                cure = f"Name another folder, or more than {plan.rounds} rounds to go on with it."
-                raise ConfigError(f"The run in {place.path} has ended. {cure}")
+            done = read_checkpoint(place.checkpoint).runs[0].state.round if place.finished else None
+            if done is not None and done >= plan.rounds:
+                cure = f"Name another folder, or more than {done} rounds to go on with it: rounds is {plan.rounds} here."
+                raise ConfigError(f"The run in {place.path} has ended after {done} rounds. {cure}")
             known = read_roster(place.path / ROSTER)
+            refuse_other_plan(plan, grid, place, known)
         return serve(plan, grid, place, known)
 
 
@@ -95,10 +101,11 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
         welcome = open_door(plan, messenger, task, model_seed, folder)
         if members is not None:
             welcome.settle(members)
-            gather(welcome, welcome.awaited, patience=plan.patience, enough=plan.minimum, soon=min(plan.timeout, plan.patience))
+            soon = min(plan.timeout, plan.patience)
+            gather(welcome, welcome.awaited, patience=plan.patience, enough=plan.minimum, soon=soon, tell=status.wait_for)
         else:
             enough = plan.begin_with or plan.awaited
-            gather(welcome, plan.awaited, patience=plan.patience, enough=enough)
+            gather(welcome, plan.awaited, patience=plan.patience, enough=enough, tell=status.wait_for)
             members = dict(welcome.members)
         control = RunControl(folder, status.say)
         patience = Patience(float(plan.timeout), plan.minimum, plan.retries, float(plan.pause), float(plan.longest))
@@ -114,6 +121,11 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
             )
             federated = FederatedRun(plan, model, data, federation, status)
             if said := check_crowd(federation, plan.algorithm, federated.clients_per_round):
+                log.warning("%s", said)
+                status.event("warning", text=said)
+            if not begun and plan.algorithm.traits.privacy.sums_alone:
+                log.info("Only sums are visible to this server: no single client's loss, update or score.")
+            if not begun and (said := federated.drowned()):
                 log.warning("%s", said)
                 status.event("warning", text=said)
             status.settle(members, messenger)
@@ -135,6 +147,22 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
     return result
 
 
+def refuse_other_plan(plan: ServerPlan, grid: Grid, place: RunFolder, known: tuple[dict[str, Member], str]) -> None:
+    """Refuse to go on with a run of another algorithm, model or data, before anything is written or any node is asked."""
+    if not place.checkpoint.exists():
+        return
+    members, run = known
+    seed = plan.seed if plan.algorithm.privacy is None else public_seed(plan.seed)
+    patience = Patience(float(plan.timeout), plan.minimum, plan.retries, float(plan.pause), float(plan.longest))
+    messenger = Messenger(grid, timeout=float(plan.timeout))
+    federation = Federation(messenger, members, patience, run, seed, plan.signed, plan.colluders, None, RunControl())
+    data, model = make_stand_in(members.values(), plan.data), make_model(plan.model, seed)
+    status = RunStatus(None, place.path.name, plan.rounds, open_scores=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EquipoiseNotice)  # which the run itself gives
+        Checkpoints(place.checkpoint).open([FederatedRun(plan, model, data, federation, status).setting()])
+
+
 def open_door(plan: ServerPlan, messenger: Messenger, task: Task, model_seed: int, folder: Path | None) -> Welcome:
     """What lets nodes in: their introductions, and the nodes that names belong to."""
     news = what_is_new(plan.algorithm)
@@ -145,7 +173,8 @@ def open_door(plan: ServerPlan, messenger: Messenger, task: Task, model_seed: in
             member.refuse_earlier_version(news)
         return member
 
-    introductions = Introductions(messenger, ClientRequest({"seed": model_seed, "model": model_seed}), reading)
+    told = {"seed": model_seed, "model": model_seed, "layout": digest_layout(task), "frozen": digest_frozen(task)}
+    introductions = Introductions(messenger, ClientRequest(told), reading)
     names = KnownNodes(folder.resolve().parent / KNOWN_NODES if folder is not None else None, plan.nodes)
     return Welcome(messenger, introductions, names)
 
@@ -195,7 +224,7 @@ def admit(
         identity["clients_per_round"] = str(len(after.train))
     write_atomically(place.path / ROSTER, write_roster(everyone, run).encode())
     write_atomically(place.checkpoint, replace(saved, runs=[replace(one, identity=identity)]).bytes())
-    log.info("%s join the run before round %d.", ", ".join(more), one.state.round + 1)
+    log.info("%s join%s the run before round %d.", ", ".join(more), "s" * (len(more) == 1), one.state.round + 1)
     return everyone
 
 
@@ -274,6 +303,26 @@ class FederatedRun:
         about = {"data": plan.data, "clients": len(self.federation.members), "model": f"{kind.__module__}:{kind.__qualname__}"}
         libraries = ("equipoise", "torch", "numpy", "flwr")
         return RecordedConfig(plan.algorithm, TrainRecord(**options), {FEDERATION: {**about, **network}}, libraries)
+
+    def setting(self) -> Setting:
+        """What all rounds of the run share; no node is asked for it."""
+        plan = self.plan
+        return set_up(
+            self.model, self.data, plan.algorithm, rounds=plan.rounds, clients_per_round=self.clients_per_round, seed=plan.seed,
+            loss=plan.loss, error=plan.error, engine=self.federation, metrics=plan.metrics, stop=plan.stop,
+        )  # fmt: skip
+
+    def drowned(self) -> str:
+        """What to say before the run if its noise drowns the sums; empty without differential privacy."""
+        if self.algorithm.traits.privacy.clip is None:
+            return ""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EquipoiseNotice)  # which the run itself gives
+            setting = self.setting()
+        noise: NoisePlan | None = vars(setting.protection).get("noise")
+        if noise is None:
+            return ""
+        return drowning_words(noise.calibration.update, setting.task.layout.dimension, self.clients_per_round)
 
     def train(
         self,

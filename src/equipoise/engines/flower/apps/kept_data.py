@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +12,10 @@ from typing import Any
 
 import torch
 
+from equipoise.engines.flower.apps.node_log import keep_traceback
+from equipoise.errors import EquipoiseError
+
+log = logging.getLogger("equipoise.node")
 _PROC = Path("/proc/self/task")
 _OF_JEMALLOC = "jemalloc_bg_thd"
 _LIBRARY = (".py", ".pyc", ".so", ".pth")  # what an import opens is no data
@@ -67,6 +71,7 @@ class KeptData:
     forget: Callable[[], None]
     files: WatchedFiles = field(default_factory=WatchedFiles)
     loaded: bool = False
+    said: str = ""  # what the log has told of the last failure
 
     def refresh(self) -> None:
         """Load the data unless they are there and their files are as they were. A failure is left to each message to report."""
@@ -77,9 +82,13 @@ class KeptData:
         torch.set_num_threads(1)  # threads do not survive a fork, and libraries wait for them
         try:
             self.files.watch(self.load)
-            self.loaded = True
-        except Exception:
-            traceback.print_exc()
+            self.loaded, self.said = True, ""
+        except Exception as failure:
+            text = f"{type(failure).__name__}: {failure}"
+            if text != self.said:  # each message says it again
+                unforeseen = failure if not isinstance(failure, EquipoiseError) else None
+                log.warning("The data cannot be loaded: %s%s", text, keep_traceback(unforeseen))
+            self.said = text
             self.forget()
             self.loaded = False
         finally:

@@ -33,6 +33,9 @@ MOST_METRICS = 100
 MOST_EXAMPLES = 1_000_000  # of a split, by default: they set a client's weight, and nobody can check them
 MOST_CLASSES = 1_000_000
 LONGEST_VERSION = 40  # characters
+OTHER_APP = (
+    "Its app is not that of this run: send it the folder app/ (`equipoise flower site NAME`) and have its node restarted"
+)
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,11 @@ class Member:
         if not (name.isprintable() and 1 <= len(name.encode()) <= LONGEST_NAME):  # a lone surrogate is not printable
             raise BadMessage(f"its client has a name that is empty, cannot be printed, or has over {LONGEST_NAME} bytes")
         if content.value("layout", str) != digest_layout(task):
-            raise BadMessage(f"{name} has another model: its parameters have other names, shapes or types")
+            raise BadMessage(f"{name} has another model: its parameters have other names, shapes or types. {OTHER_APP}")
         if content.value("frozen", str) != digest_frozen(task):
-            raise BadMessage(f"{name} has another model: its buffers or frozen parameters differ, and these do not travel")
+            raise BadMessage(
+                f"{name} has another model: its buffers or frozen parameters differ, and these do not travel. {OTHER_APP}"
+            )
         splits = content.value("splits", dict)
         if not splits or not all(s in SPLITS and is_integer(n) and 0 < n <= most_examples for s, n in splits.items()):
             rule = f"each split must have 1 to {most_examples} examples (most_examples of server_app)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 
 import torch
@@ -14,11 +15,19 @@ from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSess
 from equipoise.engines.flower.personal.solver_memory import NodeWork
 from equipoise.engines.flower.secure.identities import public_text
 
+log = logging.getLogger("equipoise.node")
+
 
 def introduce(session: NodeSession) -> Answer:
     """Who the client is: its name, how many examples of which shape, and what must agree with the server's model."""
     node, task = session.node, session.task
     first = node.data.train
+    asked = session.request.values  # servers of earlier versions do not say what their model is
+    if any(asked.get(key, own) != own for key, own in (("layout", digest_layout(task)), ("frozen", digest_frozen(task)))):
+        log.warning(
+            "This node is left out of the run: its model is not the server's. Its app, the kit's folder app/, is another than "
+            "that of the run. Get the folder from the operator, and start the node again."
+        )
     values = {
         "client": session.client,
         "splits": node.sizes,

@@ -15,6 +15,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from equipoise.engines.flower.apps import node_answers
+from equipoise.engines.flower.apps.node_log import keep_traceback
 from equipoise.engines.flower.apps.node_policy import NodePolicy
 from equipoise.engines.flower.apps.node_session import Handler, NodeSession, NodeSetup
 from equipoise.engines.flower.personal import node_models
@@ -61,7 +62,7 @@ def answer_by(handler: Handler, setup: NodeSetup, *, at_once: bool = False) -> C
         except Exception as failure:
             unforeseen = failure if not isinstance(failure, EquipoiseError) else None
             asked = f"{action} of round {request.round + 1}" if action.startswith("train") else action
-            log.warning("Refused %s: %s: %s", asked, type(failure).__name__, failure, exc_info=unforeseen)
+            log.warning("Refused %s: %s: %s%s", asked, type(failure).__name__, failure, keep_traceback(unforeseen))
             values, tensors, mark = {"refused": type(failure).__name__}, {}, ""
         records = write_message(request.round, request.token, values, tensors, mark)
         reply = Message(compacted(records) if request.compact else records, reply_to=message)

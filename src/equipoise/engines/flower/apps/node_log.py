@@ -10,8 +10,11 @@ import logging
 import os
 import sys
 import time
+import traceback
+from pathlib import Path
 
 log = logging.getLogger("equipoise.node")
+ERROR = "error.txt"  # in the node's state folder: the traceback of the last failure that nobody foresaw
 ASKED = {  # what the node is asked, by the kind of message
     "query.hello": "who it is",
     "train.losses": "for its loss",
@@ -100,3 +103,23 @@ def speak_plainly(*, least: int = logging.INFO) -> None:
     logging.getLogger("flwr").handlers = [handler]
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):  # their configuration comes later, and keeps filters
         logging.getLogger(name).addFilter(lambda record: record.levelno >= logging.WARNING)
+
+
+def keep_traceback(failure: BaseException | None) -> str:
+    """Write the traceback of a failure that nobody foresaw into the node's state folder; a sentence says where it is.
+
+    Without such a folder the traceback itself is given. It stays on the node.
+    """
+    if failure is None:
+        return ""
+    whole, folder = "".join(traceback.format_exception(failure)), os.environ.get("EQUIPOISE_CONFIG")
+    if not folder:
+        return f"\n{whole}"
+    try:
+        file = Path(folder) / ERROR
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(whole, encoding="utf-8")
+        file.chmod(0o600)
+    except OSError:
+        return f"\n{whole}"
+    return f" The traceback is in {file}."

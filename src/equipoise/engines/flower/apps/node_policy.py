@@ -157,11 +157,14 @@ class NodePolicy:
 
     def check_part(self, packed: Any) -> None:
         """Refuse a part of the catalogue that the owner has not named."""
+        for name in self.names_refused(packed):
+            raise PartNotAllowed(f"The policy does not allow the part {name}. Add it to `parts` in policy.toml to allow it.")
+
+    def names_refused(self, packed: Any) -> Iterator[str]:
+        """The names of a part that travels, and of the parts in it, that the owner has not named."""
         if self.parts is None or not isinstance(packed, Mapping) or "table" not in packed:
             return  # classes by path need `allow`
-        for name in _part_names(str(packed.get("kind")), packed["table"]):
-            if name not in self.parts:
-                raise PartNotAllowed(f"The policy does not allow the part {name}.")
+        yield from (name for name in _part_names(str(packed.get("kind")), packed["table"]) if name not in self.parts)
 
 
 def _part_names(kind: str, table: Any) -> Iterator[str]:

@@ -20,7 +20,9 @@ from typing import Any
 from equipoise.core.files import GrowingFile, write_atomically
 from equipoise.engines.flower.apps.members import Member
 from equipoise.engines.flower.apps.node_keys import RETIRED
+from equipoise.engines.flower.apps.welcome import Welcome
 from equipoise.engines.flower.transport.messenger import Messenger, TooFewClients
+from equipoise.experiment.run_files import RunFolder
 from equipoise.observers import Evaluation
 from equipoise.types import Observer, RoundReport
 
@@ -50,6 +52,7 @@ class RunStatus(Observer):
                 self.about |= kept
             except (OSError, ValueError, KeyError, TypeError):
                 self.event("warning", text=f"{STATUS} could not be read, and begins anew.")
+        self._ended = folder is not None and RunFolder(folder).finished  # a run that is to get more rounds
         self.about |= {"pid": os.getpid(), "began": moment(), "protected": not open_scores}
         self.write()
 
@@ -92,9 +95,20 @@ class RunStatus(Observer):
 
     # ------------------------------------------------------------------------------------------------------------ what happens
 
+    def wait_for(self, welcome: Welcome, wanted: int) -> None:
+        """The run waits: who has introduced itself, who is missing, and who was turned away and why."""
+        refused = {welcome.messenger.show(node): why for node, why in welcome.introductions.reasons.items()}
+        there = sorted(welcome.there)
+        arrivals = {"wanted": wanted, "there": there, "missing": welcome.missing, "turned_away": refused}
+        if arrivals != self.about.get("arrivals"):
+            self.about["arrivals"] = arrivals
+            self.about["text"] = f"{len(there)} of {wanted} nodes have introduced themselves"
+            self.write()
+
     def settle(self, members: Mapping[str, Member], messenger: Messenger) -> None:
         """The clients of the run are known."""
         self.messenger = messenger
+        self.about.pop("arrivals", None)
         for client, member in members.items():
             entry = self._entry(client)
             entry["versions"] = dict(messenger.versions.get(client, member.versions))
@@ -178,6 +192,11 @@ class RunStatus(Observer):
         except BaseException as failure:
             if isinstance(failure, TooFewClients):
                 self._note_faults()
+            if self._ended and self.folder is not None and RunFolder(self.folder).finished:  # no round of it was begun
+                self.about["rounds"] = self.about["round"]
+                self.event("failed", text=str(failure))
+                self.say("finished", f"it could not go on: {failure}")
+                raise
             stopped = type(failure).__name__ in ("StoppedByOperator", "KeyboardInterrupt", "SystemExit")
             self.say("stopped" if stopped else "failed", str(failure) or type(failure).__name__)
             raise

@@ -95,6 +95,7 @@ def server_app(
     from flwr.serverapp import ServerApp
 
     from equipoise.engines.flower.apps.federated_run import run_plan
+    from equipoise.engines.flower.apps.server_log import say_end, speak_plainly
     from equipoise.engines.flower.flower_internals import look_again_soon
 
     plan = ServerPlan(
@@ -107,7 +108,10 @@ def server_app(
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         look_again_soon()
-        run_plan(plan.configured(context.run_config), grid)
+        speak_plainly(str(context.run_config.get("folder") or "") or plan.folder)
+        configured = plan.configured(context.run_config)
+        result = run_plan(configured, grid)
+        say_end(configured.folder, result.rounds)
 
     return app
 
@@ -161,10 +165,16 @@ class ServerPlan:
         good = self.colluders is None or (is_integer(self.colluders) and self.colluders >= 0)
         require(good, "colluders", "must be a whole number ≥ 0, or None", self.colluders)
         require(is_number(self.pause) and self.pause >= 0, "pause", "must be seconds ≥ 0", self.pause)
-        enough = self.clients_per_round is None or self.minimum <= self.clients_per_round
-        require(enough, "minimum", f"must not exceed clients_per_round ({self.clients_per_round})", self.minimum)
+        self._check_minimum()
         given = self.clients is not None or self.clients_per_round is not None
         require(given, "clients", "or clients_per_round must be given", None, "Say how many nodes the run waits for.")
+
+    def _check_minimum(self) -> None:
+        """Refuse a `minimum` that no round, or not every one, can have: it would have no effect."""
+        for key in ("clients_per_round", "clients", "begin_with"):
+            most, word = getattr(self, key), key.replace("_", "-")
+            fix = f"Lower minimum to {most} or less, or raise {word}: a round has no more clients."
+            require(most is None or self.minimum <= most, "minimum", f"must not exceed {word} ({most})", self.minimum, fix)
 
     def configured(self, config: Mapping[str, Any]) -> ServerPlan:
         """The plan with what Flower's run configuration says otherwise."""

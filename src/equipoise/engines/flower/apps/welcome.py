@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from equipoise.engines.flower.apps.introductions import Introductions
@@ -88,6 +88,14 @@ class Welcome:
         """How many clients of a run that goes on may still come."""
         return sum(self.names.withdrawn(client, None) == "" for client in self.members)
 
+    @property
+    def missing(self) -> list[str]:
+        """The clients that have not introduced themselves, by the operator's list or the roster; none where neither is."""
+        listed = self.names.listed
+        known = self.members if self.begun else listed if listed is not None else ()
+        there = set(self.there)
+        return sorted((c for c in known if c not in there and not self.names.withdrawn(c, None)), key=natural_order)
+
     def meet(self, wait: float) -> None:
         """Look for nodes between rounds; raises MoreClients where new ones may join."""
         self.look(wait)
@@ -138,12 +146,19 @@ class Welcome:
         self.late.clear()
 
 
-def gather(welcome: Welcome, wanted: int, *, patience: float, enough: int, soon: float | None = None) -> None:
-    """Wait until `wanted` clients are there; after `patience` seconds, or `soon`, `enough` of them suffice."""
+def gather(
+    welcome: Welcome, wanted: int, *, patience: float, enough: int, soon: float | None = None,
+    tell: Callable[[Welcome, int], None] = lambda welcome, wanted: None,
+) -> None:  # fmt: skip
+    """Wait until `wanted` clients are there; after `patience` seconds, or `soon`, `enough` of them suffice.
+
+    `tell` is called after each look with who is there and how many are wanted.
+    """
     log.info("Waiting for %d nodes.", wanted)
     began, pause = time.monotonic(), 0.05
     while len(welcome.there) < wanted:
         welcome.look(HELLO)
+        tell(welcome, wanted)
         waited = time.monotonic() - began
         if len(welcome.there) >= wanted or waited >= patience:
             break

@@ -27,6 +27,7 @@ from equipoise.engines.flower.apps.owned_app import load_installed
 from equipoise.engines.flower.operate.kits import Kit
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.experiment.run_files import RunFolder, file_checksum, refuse_damaged_files
+from equipoise.runs.trivial_answer import trivial_answer
 
 MANIFEST = "manifest.json"
 LARGEST_MANIFEST, LARGEST_MODEL = 2**20, 4 * 2**30
@@ -140,7 +141,35 @@ def fetch(source: str, kit: Kit, out: Path, *, token: str | None = None, authori
         f"{name}: " + ", ".join(f"{split} loss {loss:.4f}, error {error:.4f}" for split, (loss, error) in found.items())
         for name, found in scores.items()
     ]
-    return [*lines, f"{best} serves this node's data best (by its {judged} loss), and is in {out}. Nothing was sent."]
+    chosen = f"{best} serves this node's data best (by its {judged} loss), and is" if len(scores) > 1 else f"{best} is"
+    trivial = trivial_errors(app, kit)
+    lines += [f"{name} for all: " + ", ".join(f"{split} error {error:.4f}" for split, error in errors.items())
+              for name, errors in trivial.items()]  # fmt: skip
+    lines += [f"{chosen} in {out}. Nothing was sent."]
+    return lines + warn_of_trivial(best, scores[best], trivial)
+
+
+def trivial_errors(app: NodeApp, kit: Kit) -> dict[str, dict[str, float]]:
+    """The error of the trivial answer on each split of this node's data, under its name; nothing where it is not known."""
+    context = Context(0, 0, dict(kit.node_config), RecordDict(), {})
+    node = app.setup.data(context)
+    started = app.setup.start(context, 0, node.data.classes)
+    found = trivial_answer(started.task, make_model(app.setup.model, 0).eval(), node.data) if node.trains else None
+    if found is None:
+        return {}
+    return {found.name: dict(zip(node.data.splits, found.errors.tolist(), strict=True))}
+
+
+def warn_of_trivial(name: str, scores: dict[str, tuple[float, float]], trivial: dict[str, dict[str, float]]) -> list[str]:
+    """A warning if a model is no better on this node's data than one answer for all examples; test examples decide."""
+    for answer, errors in trivial.items():
+        split = next((each for each in ("test", "validation", "train") if each in scores and each in errors), None)
+        if split is not None and scores[split][1] >= errors[split]:
+            return [
+                f"WARNING: on this node's {split} examples {name} has an error of {scores[split][1]:.4g}. The {answer} for all "
+                f"examples has {errors[split]:.4g}. The model is of no use here: find out why before anyone relies on it."
+            ]
+    return []
 
 
 def score(app: NodeApp, kit: Kit, content: bytes, name: str) -> dict[str, tuple[float, float]]:

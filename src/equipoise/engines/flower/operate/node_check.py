@@ -25,8 +25,15 @@ from equipoise.core.version import VERSION
 from equipoise.engines.flower.apps.node_app import NodeApp
 from equipoise.engines.flower.apps.node_data import NodeData
 from equipoise.engines.flower.apps.node_keys import public_key_text, read_private_key
-from equipoise.engines.flower.apps.node_policy import read_policy
+from equipoise.engines.flower.apps.node_policy import NodePolicy, read_policy
 from equipoise.engines.flower.apps.owned_app import load_installed
+from equipoise.engines.flower.operate.kit_questions import (
+    find_algorithm,
+    refused_parts,
+    show_policy,
+    strange_columns,
+    unknown_parts,
+)
 from equipoise.engines.flower.operate.kits import Kit
 from equipoise.errors import EquipoiseError
 from equipoise.solvers import SGD
@@ -36,11 +43,16 @@ CLOCK = 10.0  # seconds by which the clocks of node and SuperLink may differ: si
 ENDS_SOON = 30  # days
 WAIT = 5.0  # seconds for the SuperLink
 ASKED = "/v1/fleet/health"  # below the one path that a proxy passes on; that nothing is there is an answer, too
+UNSEEN = "Whether the operator has registered this node's key cannot be seen from here"
+
+
+class NotLookedAt(EquipoiseError):
+    """Something that cannot be looked at because of a fault that was found before."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: "good", "warning" or "fault", and what was found."""
+    """One thing that was looked at: "good", "warning", "fault" or "skipped", and what was found."""
 
     what: str
     verdict: str
@@ -54,6 +66,7 @@ class Checks:
         self.kit = kit
         self.app: NodeApp | None = None
         self.node: NodeData | None = None
+        self.rules: NodePolicy | None = None
 
     def run(self) -> Iterator[Finding]:
         """All findings, in order."""
@@ -62,6 +75,7 @@ class Checks:
             ("key", self.key),
             ("policy", self.policy),
             ("app", self.load_app),
+            ("parts", self.parts),
             ("data", self.data),
             ("values", self.values),
             ("training", self.training),
@@ -71,6 +85,8 @@ class Checks:
         for what, look in steps:
             try:
                 verdict, text = look()
+            except NotLookedAt as failure:
+                verdict, text = "skipped", str(failure.args[0])
             except EquipoiseError as failure:
                 verdict, text = "fault", str(failure)
             except Exception as failure:  # of the owner's own code
@@ -112,15 +128,30 @@ class Checks:
             return "warning", "node.toml names no policy: the node answers whatever the app allows"
         rules = read_policy(self.kit.policy)
         rules.read_identity()
-        alone = "nobody gets a single loss or update" if rules.only_sums else "the server sees this node's losses and updates"
-        return "good", f"{self.kit.policy}: {alone}"
+        if unknown := next(unknown_parts(rules), None):
+            return "fault", f"{self.kit.policy}: {unknown}"
+        self.rules = rules
+        return "good", f"{self.kit.policy}: {show_policy(rules)}"
+
+    def parts(self) -> tuple[str, str]:
+        """Whether the policy allows the algorithm that is in the kit's app."""
+        if self.kit.policy is None:
+            return "good", "no policy refuses a part"
+        if self.rules is None:
+            raise NotLookedAt("not looked at, as the policy has a fault")
+        algorithm = find_algorithm(self.kit.app)
+        if algorithm is None:
+            return "good", "the app has no task.py with an algorithm to compare the policy with"
+        if refused := list(refused_parts(self.rules, algorithm)):
+            return "fault", f"{self.kit.policy}: {'; '.join(refused)}. The node would refuse the run"
+        return "good", "the policy allows the algorithm of task.py"
 
     def load_app(self) -> tuple[str, str]:
         """The app that the node runs."""
         app = load_installed(self.kit.app)
         if not isinstance(app, NodeApp):
             return "warning", f"{self.kit.app} is no app of Equipoise: data and training cannot be tried"
-        app.own(read_policy(self.kit.policy) if self.kit.policy is not None else None)
+        app.own(self.rules)
         self.app = app
         return "good", f"{self.kit.app} is installed"
 
@@ -128,7 +159,14 @@ class Checks:
         """The data: loaded as the node does, with sizes, shapes and classes."""
         app = self._app()
         began = time.perf_counter()
-        self.node = app.setup.data(self._context())
+        try:
+            self.node = app.setup.data(self._context())
+        except KeyError as failure:
+            key = str(failure.args[0]) if failure.args else ""
+            if key in self.kit.node_config:
+                raise
+            place = self.kit.path / "node.toml"
+            return "fault", f"data.py asks for the setting {key!r}. Write {key} = … below [node-config] in {place}"
         took = time.perf_counter() - began
         sizes = ", ".join(f"{count} to {'train on' if split == 'train' else split}" for split, count in self.node.sizes.items())
         shapes = "; ".join(str(tuple(leaf.shape[1:])) for leaf in leaves(self.node.data.train.x))
@@ -145,6 +183,8 @@ class Checks:
                 if torch.is_tensor(leaf) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
                     rows = int((~torch.isfinite(leaf.flatten(1) if leaf.dim() > 1 else leaf.unsqueeze(1)).all(1)).sum())
                     return "fault", f"{rows} examples of {split} have missing or infinite values"
+        if strange := list(strange_columns(node.data)):
+            return min(verdict for verdict, _ in strange), " ".join(text for _, text in strange)
         targets = leaves(node.data.train.y)[0]
         if node.data.classes and not targets.is_floating_point() and targets.dim() == 1:
             counts = torch.bincount(targets.long(), minlength=node.data.classes).tolist()
@@ -208,18 +248,18 @@ class Checks:
         off = time.time() - parsedate_to_datetime(dates[0]).timestamp()
         if abs(off) > CLOCK:
             return "fault", f"the clock of this machine is {off:+.0f} s off the SuperLink's: set it (timedatectl set-ntp true)"
-        return "good", f"{self.kit.superlink} is reached, its certificate is good, and the clocks agree"
+        return "good", f"{self.kit.superlink} is reached, its certificate is good, and the clocks agree. {UNSEEN}"
 
     # ------------------------------------------------------------------------------------------------------------------ helpers
 
     def _app(self) -> NodeApp:
         if self.app is None:
-            raise EquipoiseError("not looked at, as the app cannot be loaded")
+            raise NotLookedAt("not looked at, as the app cannot be loaded")
         return self.app
 
     def _node(self) -> NodeData:
         if self.node is None:
-            raise EquipoiseError("not looked at, as the data cannot be loaded")
+            raise NotLookedAt("not looked at, as the data cannot be loaded")
         return self.node
 
     def _context(self) -> Context:

@@ -56,6 +56,7 @@ class RunView:
         if self.for_others and about.get("protected", True):
             hidden = "the operator's `equipoise flower status` names it"
             about["clients"] = {}
+            about.pop("arrivals", None)
             about["alerts"] = [{"time": each["time"], "client": "a client", "text": hidden} for each in about["alerts"]]
             about["text"] = about["text"] if about["state"] == "gone" else ""  # a failure may name clients
         return about
@@ -68,6 +69,9 @@ class RunView:
             f"{about['run']}: {about['state']}, round {about['round']} of {about['rounds']}{text}",
             f"updated {about['updated']}",
         ]
+        lines += arrival_lines(about.get("arrivals"))
+        if not about["clients"]:
+            return lines
         rows = [HEAD, *(_row(client, entry) for client, entry in sorted(about["clients"].items()))]
         widths = [max(len(row[k]) for row in rows) for k in range(len(HEAD))]
         lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -115,6 +119,17 @@ class RunView:
                     label = client.replace("\\", "\\\\").replace('"', '\\"')
                     lines.append(f'equipoise_client_{name}{{client="{label}"}} {entry[key]}')
         return "\n".join(lines) + "\n"
+
+
+def arrival_lines(arrivals: dict[str, Any] | None) -> list[str]:
+    """Who has introduced itself to a run that has not begun, who is missing, and who was turned away and why."""
+    if not arrivals:
+        return []
+    there, missing, refused = arrivals["there"], arrivals["missing"], arrivals["turned_away"]
+    named = [f"{name} (turned away)" if any(name in node for node in refused) else name for name in missing]
+    lines = [f"here: {', '.join(there) or 'nobody'} ({len(there)} of {arrivals['wanted']})"]
+    lines += [f"missing: {', '.join(named)}"] if named else []
+    return lines + [f"turned away: {node}: {why}" for node, why in refused.items()]
 
 
 def _row(client: str, entry: dict[str, Any]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from equipoise.core.error_codes import WRITTEN
 from equipoise.engines.flower.personal.solver_memory import kept_values
 from equipoise.engines.flower.secure.crowds import find_demand
 from equipoise.engines.flower.secure.masking_server import MaskingServer
@@ -164,8 +165,10 @@ class MaskedSums:
             for alias, why in server.faults.items():
                 messenger.faults.setdefault(self._client[alias], shorten(self._in_names(str(why))))
             if failure is not None:
+                small = isinstance(failure, SumTooSmall)
                 by = f" {failure.need} are demanded by {self._setting}." if isinstance(failure, SumTooSmall) else ""
-                raise self._too_few(self._in_names(str(failure)) + by) from failure
+                text = WRITTEN.sub("", str(failure)) if small else str(failure)  # too few clients, and not wrong masks
+                raise self._too_few(self._in_names(text) + by) from failure
         return following
 
     def _in_names(self, text: str) -> str:

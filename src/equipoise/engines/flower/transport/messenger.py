@@ -34,6 +34,7 @@ BY_ITS_OWNER = {  # types of refusals that follow from a node's policy and the r
     "SumsOnly": "SumsOnly: its policy says only_sums, and the run asks for something of this client alone",
     "BudgetSpent": "BudgetSpent: the run would cost more than the ε of its policy, and its own log says more",
 }
+FOR_GOOD = ("PartNotAllowed", "SumsOnly", "BudgetSpent")  # those that another cohort does not change
 
 
 class TooFewClients(EquipoiseError, RuntimeError):
@@ -131,6 +132,7 @@ class Messenger:
         """A new round, or another try of one: faults and traffic before it are forgotten."""
         self.faults: dict[str, str] = {}
         self.refusing: set[str] = set()  # clients whose owners do not allow what was asked
+        self.for_good: set[str] = set()  # those of them that would refuse every cohort of the run
         self.sent: Counter[str] = Counter()  # bytes of the contents of messages, by client
         self.received: Counter[str] = Counter()
 
@@ -303,6 +305,8 @@ class Messenger:
             kind = read_type(content.values["refused"])
             if kind in BY_ITS_OWNER and client is not None:
                 self.refusing.add(client)
+                if kind in FOR_GOOD:
+                    self.for_good.add(client)
             raise BadMessage(f"refused, for the reason {BY_ITS_OWNER.get(kind, f'{kind}: its own log says more')}")
         if content.round != round_index or content.token != token:
             raise BadMessage(

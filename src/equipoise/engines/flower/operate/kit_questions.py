@@ -1,0 +1,98 @@
+"""What `equipoise flower check` asks of a kit's policy and of its columns, without a network."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm
+from equipoise.data.federated_data import FederatedData
+from equipoise.engines.flower.apps.node_policy import NodePolicy
+from equipoise.engines.flower.transport.part_messages import PartNotSent, pack_part
+from equipoise.errors import unknown_name
+from equipoise.experiment import catalog
+
+FAR, STRANGE = 5.0, 3.0  # deviations of the schema that the mean of a column may be off it: a fault, a warning
+
+
+def show_policy(policy: NodePolicy) -> str:
+    """What a policy demands, in a few words."""
+    alone = "nobody gets a single loss or update" if policy.only_sums else "the server sees this node's losses and updates"
+    said = [alone, f"secure sums over {policy.minimum_crowd} clients or more"]
+    limits = {"rounds": policy.rounds, "noise_multiplier": policy.noise_multiplier, "clip": policy.clip, "ε": policy.epsilon}
+    words = {"rounds": "at most {:g} rounds", "noise_multiplier": "noise multiplier at least {:g}", "clip": "clip at most {:g}"}
+    said += [words.get(key, f"{key} at most {{:g}}").format(value) for key, value in limits.items() if value is not None]
+    return "; ".join([*said, *([] if policy.noisy else ["no noise demanded"])])
+
+
+def unknown_parts(policy: NodePolicy) -> Iterator[str]:
+    """The names in `parts` of a policy that are in no catalogue, with the nearest that is."""
+    for name in policy.parts or ():
+        kind, _, part = name.partition(".")
+        if kind not in catalog.kinds():
+            yield unknown_name("kind of part", kind, catalog.kinds())
+        elif part not in catalog.names(kind):
+            yield unknown_name(f"{kind} in `parts` of the policy", part, catalog.names(kind))
+
+
+def find_algorithm(app: str) -> Algorithm | None:
+    """The algorithm in task.py of the package of a kit's app; None where there is no such thing."""
+    package = app.partition(":")[0].rpartition(".")[0]
+    try:
+        found = vars(importlib.import_module(f"{package}.task" if package else "task")).get("algorithm")
+    except Exception:  # of the owner's own code: then it cannot be compared
+        return None
+    return found if isinstance(found, Algorithm) else None
+
+
+def refused_parts(policy: NodePolicy, algorithm: Algorithm) -> Iterator[str]:
+    """What the policy refuses of an algorithm before the first round."""
+    sums = algorithm.traits.privacy.sums_alone
+    if policy.only_sums and not sums:
+        yield "only_sums = true, and the algorithm of task.py asks for single updates: it has no privacy=SecureAggregation()"
+    sent: dict[str, Any] = {"solver": algorithm.solver, "personal": algorithm.personal}
+    if sums:
+        sent |= {"risk": algorithm.risk, "aggregator": algorithm.aggregator}
+    for kind, part in sent.items():
+        try:
+            packed = pack_part(kind, part, {})
+        except PartNotSent:
+            continue  # the server refuses it
+        for name in policy.names_refused(packed):
+            yield f"`parts` lacks {name}, which the algorithm of task.py uses"
+
+
+def strange_columns(data: FederatedData) -> Iterator[tuple[str, str]]:
+    """Columns of a table that do not look like those of its schema: "fault" or "warning", and what is wrong."""
+    schema = data.schema
+    if schema is None:
+        return
+    x: Any = data.train.x
+    numbers = x if isinstance(x, Tensor) else x.get("numbers")
+    codes = None if isinstance(x, Tensor) else x.get("codes")
+    names, embedded = schema.feature_names, list(schema.embedded)
+    for rule in schema.columns:
+        cure = "Does it have the unit and the meaning that the schema expects?"
+        if rule.becomes == "scaled" and numbers is not None and rule.deviation > 0:
+            off = float(numbers[:, names.index(rule.name)].double().mean())
+            if abs(off) >= STRANGE:
+                own = rule.mean + off * rule.deviation
+                said = f"its mean is {own:.4g} here and {rule.mean:.4g} in the schema, {abs(off):.1f} standard deviations off"
+                yield "fault" if abs(off) >= FAR else "warning", f"column {rule.name!r}: {said}. {cure}"
+            continue
+        if rule.becomes == "one-hot" and numbers is not None:
+            known = numbers[:, [names.index(name) for name in rule.features]].sum(1) > 0  # also where it is missing
+            unknown = float((~known).double().mean())
+        elif rule.becomes == "codes" and codes is not None:
+            unknown = float((codes[:, embedded.index(rule.name)] == len(rule.categories)).double().mean())
+        else:
+            continue
+        if unknown >= 0.5:
+            some = ", ".join(rule.categories[:5])
+            said = (
+                f"{unknown:.0%} of its values are none of the schema's categories ({some}{', …' * (len(rule.categories) > 5)})"
+            )
+            yield "fault" if unknown == 1 else "warning", f"column {rule.name!r}: {said}. {cure}"

@@ -1,0 +1,29 @@
+"""The options of `equipoise flower run`: those of the app's pyproject.toml, and no others."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from equipoise.engines.flower.flower_internals import read_node_config
+from equipoise.errors import ConfigError, unknown_name
+
+
+def refuse_unknown_options(folder: Path, text: str) -> None:
+    """Refuse an option that the app does not have, and name it; Flower says only that the configuration is invalid."""
+    if not text.strip() or text.strip().endswith(".toml"):  # Flower reads the file
+        return
+    file = folder / "pyproject.toml"
+    try:
+        known = tomllib.loads(file.read_text(encoding="utf-8"))["tool"]["flwr"]["app"].get("config", {})
+    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as failure:
+        raise ConfigError(f"{file} has no [tool.flwr.app]: {failure}. Give the command in the folder of the app.") from failure
+    try:
+        given = read_node_config(text)
+    except Exception as failure:  # of Flower's parser, which has its own kinds
+        example = 'rounds=100 clients=4 nodes="nodes.toml"'
+        raise ConfigError(f"--run-config cannot be read: {failure}. Write options as in '{example}'.") from failure
+    for key in given:
+        if key not in known:
+            where = f"They are below [tool.flwr.app.config] in {file}."
+            raise ConfigError(f"{unknown_name('option of --run-config', key, known)} {where}")
