@@ -105,6 +105,8 @@ def csv(
     decimal: str = ".",
     encoding: str = "utf-8",
     missing: Sequence[str] = (),
+    thousands: str = "",
+    date_format: str = "",
     name: str = "",
     **options: Any,
 ) -> FederatedData:
@@ -112,12 +114,16 @@ def csv(
 
     Empty cells and NA, N/A, NaN, null and the like are missing; `missing` names more spellings, such as "?". The column
     `client` is read as text: 007 and 7 are two clients, 7 and 7.0 are the same, and NA is a client, too. Numbers are written
-    as 1005.5, or with `decimal=","` as 1005,5; dates as 2026-11-16. The name of the data is that of the file, unless given.
+    as 1005.5, or with `decimal=","` as 1005,5, or with `thousands="."`, too, as 1.005,5. Dates are written as 2026-11-16, or
+    as `date_format` says ("%d.%m.%Y" for 16.11.2026). The name of the data is that of the file, unless given.
 
     Source: your own file.
     """
     _check_options(options, csv, {"sep": "delimiter", "na_values": "missing", "decimal_point": "decimal"})
-    table = read_csv(path, client=client, delimiter=delimiter, decimal=decimal, encoding=encoding, missing=missing)
+    table = read_csv(
+        path, client=client, delimiter=delimiter, decimal=decimal, encoding=encoding, missing=missing, thousands=thousands,
+        date_format=date_format,
+    )  # fmt: skip
     return from_frame(table, client=client, target=target, name=name or Path(path).stem, **options)
 
 
