@@ -87,7 +87,7 @@ def test_models_that_do_not_fit():
     data = load(one_hot=30)
     with pytest.raises(InvalidParameter, match=r"model must give logits of shape \(240, 2\).*but is \(240, 3\)"):
         data.schema.predict(torch.nn.Linear(data.features, 3), FRAME)
-    with pytest.raises(InvalidParameter, match="model must be a torch.nn.Module"):
+    with pytest.raises(InvalidParameter, match=r"model must be a torch\.nn\.Module"):
         data.schema.predict("model", FRAME)
 
 
@@ -181,3 +181,19 @@ def test_what_cannot_be_predicted_says_why(shops):
     assert "column 'town' of the schema is missing" in call("predict", "mine", "short.csv").stderr
     (shops / "mine" / "schema.json").unlink()
     assert "are no table" in call("predict", "mine", "new.csv").stderr
+
+
+def test_runs_print_the_worst_clients_and_refusals_in_the_words_of_a_file(shops):
+    FRAME.assign(order=[f"A-{row}" for row in range(COUNT)]).to_csv("shops.csv", index=False, sep=";", decimal=",")
+    refused = call(
+        "run", "run.toml", "--set", 'data.columns=["price", "order"]', "--set", "data.kinds={}", "--out", "no"
+    ).stderr
+    assert 'In [data] of a file: kinds.order = "left out". [EQ302]' in " ".join(refused.split())
+    wrong = call("run", "run.toml", "--set", "data.client=shopp", "--out", "no").stderr
+    assert "Did you mean 'shop'?" in wrong
+    assert "pandas" not in wrong
+    large = call("run", "run.toml", "--set", "train.clients_per_round=100", "--out", "no").stderr
+    assert 'algorithm.sampler.name = "proportional"' in " ".join(large.split())
+    told = call("run", "run.toml", "--set", "data.split_by=examples", "--out", "mine").stdout
+    assert "The 5 clients that are served worst:\n  shop " in told
+    assert "gets wrong, from 0 to 1." in told

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from equipoise.data.arrays import first_line
 from equipoise.data.clients import prefix
-from equipoise.data.table_files import TableFiles, temporal_of_text
+from equipoise.data.table_files import TableFiles, spelling_of, temporal_of_text
 from equipoise.data.written_values import reading_advice
 from equipoise.errors import InvalidData, InvalidParameter, require, unknown_name
 
@@ -126,6 +126,10 @@ def _by_interchange(frame: Any) -> Any:
     return from_dataframe(frame)
 
 
+def _may_be_pandas(table: Any) -> bool:
+    return "pandas" in sys.modules and not isinstance(table, TableFiles) and spelling_of(table) is None
+
+
 def check_names(table: Any, source: str, **named: str | None) -> None:
     """Refuse names of columns that the table does not have, and one column in two roles; the keywords are parameters."""
     roles: dict[str, str] = {}
@@ -137,7 +141,8 @@ def check_names(table: Any, source: str, **named: str | None) -> None:
         if name not in known:
             raise InvalidParameter(
                 parameter, f"must name a column of {source}", name,
-                unknown_name("column", name, table.column_names) + " The index of a pandas frame: frame.reset_index().",
+                unknown_name("column", name, table.column_names)
+                + (" The index of a pandas frame: frame.reset_index()." if _may_be_pandas(table) else ""),
             )  # fmt: skip
         if name in roles:
             raise InvalidParameter(parameter, f"must be another column than {roles[name]}", name)

@@ -21,6 +21,7 @@ from equipoise.data.column_kinds import checked_kinds, usual_kind
 from equipoise.data.column_rule import ColumnRule
 from equipoise.data.file_access import PathLike
 from equipoise.data.identifiers import tell_of_identifier
+from equipoise.data.leaking_columns import AnswerCheck
 from equipoise.data.row_predictions import predicted_columns, table_like
 from equipoise.data.table_files import spelling_of
 from equipoise.data.target_rule import TargetKind, TargetRule
@@ -89,6 +90,13 @@ class Schema:
         rules: list[ColumnRule] = []
         constant: dict[str, str] = {}
         odd: list[InvalidData] = []
+        answer, check, refused = None, None, None
+        answers = TableColumn(target, table.column(target), source, spelling=spelling_of(table))
+        try:
+            answer = TargetRule.fit(answers, training, target_kind, classes)
+            check = AnswerCheck.of(answers, answer.kind, training)
+        except InvalidData as failure:
+            refused = failure
         for name in inputs:  # one at a time: the columns of files on disk need not fit into memory together
             if asked.get(name) == "left out":
                 rules.append(ColumnRule(name, "category", "left out", note="as asked"))
@@ -108,17 +116,14 @@ class Schema:
                     constant[name] = why
                 else:
                     rules.append(ColumnRule.fit(column, kind, training, one_hot))
+                    if check is not None and name not in asked:
+                        check.tell_of(column, kind)
             except InvalidData as failure:  # a user repairs all columns at once
                 odd.append(failure)
         if constant:
             odd.append(_constant_columns(constant, source))
-        try:
-            answers = TableColumn(target, table.column(target), source, spelling=spelling_of(table))
-            answer = TargetRule.fit(answers, training, target_kind, classes)
-        except InvalidData as failure:
-            odd.append(failure)
-        _refuse_all(odd, source)
-        if all(rule.becomes == "left out" for rule in rules):
+        _refuse_all([*odd, *([] if refused is None else [refused])], source)
+        if answer is None or all(rule.becomes == "left out" for rule in rules):
             raise InvalidData(f"{source}: no column is left as an input; those that are there are left out or constant.")
         return cls(tuple(rules), answer)
 

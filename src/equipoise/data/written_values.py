@@ -103,7 +103,7 @@ def _separators(texts: Sequence[str], given: Mapping[str, str]) -> list[str]:
         pattern = re.compile(_pattern(decimal, thousands))
         if all(pattern.fullmatch(text.translate(dict.fromkeys(map(ord, _SPACES), " "))) for text in texts):
             wanted = {"decimal": decimal, "thousands": thousands}
-            usual = {"decimal": ".", "thousands": ""} | given
+            usual = {"decimal": ".", "thousands": "", **given}
             found.append({key: value for key, value in wanted.items() if value != usual[key]})
     fewest = min(map(len, found), default=0)
     return [", ".join(f'{key}="{value}"' for key, value in each.items()) for each in found if fewest and len(each) == fewest]

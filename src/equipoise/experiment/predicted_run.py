@@ -34,7 +34,9 @@ def predict_rows(
     if not folder.config.is_file():
         raise ConfigError(f"{path} is no folder of a run: it has no {folder.config.name}. Name a folder of equipoise run.")
     if not folder.schema.is_file():
-        raise ConfigError(f"The data of the run in {path} are no table, so that it has no {folder.schema.name} to read rows by.")
+        raise ConfigError(
+            f"The data of the run in {path} are no table, so that it has no {folder.schema.name} to read rows by."
+        )
     schema, table = Schema.load(folder.schema), read_toml(folder.config)
     model = _trained(folder, table, schema, _model_file(folder, member), trust=trust)
     return schema.predict(model, read_rows(rows, schema, _options(table, reading or {})), str(rows))
@@ -66,7 +68,7 @@ def _options(table: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
             raise ConfigError(unknown_name("option", name, _READING))
     data = table.get("data")
     own = {name: data[name] for name in _READING if name in data} if isinstance(data, Mapping) else {}
-    return _READING | own | given
+    return {**_READING, **own, **given}
 
 
 def _model_file(folder: RunFolder, member: str | None) -> Path:
