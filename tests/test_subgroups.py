@@ -10,7 +10,7 @@ import equipoise as eq
 from equipoise.client_table import ClientTable
 from equipoise.conformal import conformal_sets
 from equipoise.data.federated_data import FederatedData
-from equipoise.errors import ConfigError, InvalidData, InvalidParameter
+from equipoise.errors import ConfigError, EquipoiseNotice, InvalidData, InvalidParameter
 from equipoise.experiment.build import build
 from equipoise.experiment.config import RunConfig
 from equipoise.export.model_card import subgroups
@@ -52,7 +52,8 @@ def test_training_clients_count_by_their_examples():
 def test_a_single_subgroup_has_no_gap_and_a_client_without_a_value_is_one_of_its_own():
     (only,) = table([0.1, 0.2], ("A", "A")).subgroups("land", "test")
     assert math.isnan(only.gap)
-    data = FederatedData(make_clients([4, 5, 6])).with_attributes({"land": {"client-0": "AT"}})
+    with pytest.warns(EquipoiseNotice, match="'land': 1 of 3 clients have a value; 'client-1' has none"):
+        data = FederatedData(make_clients([4, 5, 6])).with_attributes({"land": {"client-0": "AT"}})
     result = eq.train(eq.models.Softmax(4, 3), data, rounds=1, clients_per_round=2, progress=False)
     assert {each.value for each in result.subgroups("land")} == {"AT", "–"}
 
@@ -71,9 +72,10 @@ def test_seeds_are_averaged():
 
 def test_tables_files_and_reports_have_them(tmp_path):
     data = FederatedData(make_clients([4, 5, 6, 9]), test=make_clients([9, 9, 9, 9], seed=4))
-    data = data.with_attributes(
-        {"land": dict(zip(data.train.ids, ("<AT>", "DE", "DE", "<AT>"), strict=True)), "old": {"client-0": 1}}
-    )
+    with pytest.warns(EquipoiseNotice, match="'old': 1 of 4 clients have a value"):
+        data = data.with_attributes(
+            {"land": dict(zip(data.train.ids, ("<AT>", "DE", "DE", "<AT>"), strict=True)), "old": {"client-0": 1}}
+        )
     assert data.fingerprint == FederatedData(data.train, test=data.test).fingerprint
     found = eq.compare({"a": eq.Algorithm(), "b": eq.Algorithm(personal=eq.personal.Ditto())}, eq.models.Softmax(4, 3), data,
                        rounds=2, clients_per_round=2, progress=False)  # fmt: skip
@@ -180,3 +182,43 @@ def test_a_configuration_asks_for_sets_and_attributes(tmp_path):
     assert result.clients.miss == 0.2
     with pytest.raises(ConfigError, match="conformal"):
         RunConfig.of(tomllib.loads(CONFIG.replace("0.2\nattributes", "1.5\nattributes").format(path=path)))
+
+
+def test_attributes_of_nobody_are_refused_and_unknown_ids_are_told():
+    data = FederatedData(make_clients([4, 5, 6]))
+    words = (
+        r"attributes\['land'\] must map ids of clients.*2 of its ids are no clients, e.g. 'nobody'; 0 of 3 clients have a value"
+    )
+    with pytest.raises(InvalidParameter, match=words):
+        data.with_attributes({"land": {"nobody": "AT", "none": "DE"}})
+    with pytest.warns(EquipoiseNotice, match="1 of its ids are no clients, e.g. 'nobody'; 3 of 3 clients have a value"):
+        data.with_attributes({"land": {**dict.fromkeys(data.train.ids, "AT"), "nobody": "DE"}})
+    assert data.with_attributes({"land": dict.fromkeys(data.train.ids, "AT")}).attributes["land"]["client-0"] == "AT"
+
+
+def test_columns_of_a_table_are_attributes(tmp_path):
+    frame = {
+        "shop": [f"s{k % 4}" for k in range(24)],
+        "region": ["north" if k % 4 < 2 else "south" for k in range(24)],
+        "x": [k % 7 for k in range(24)],
+        "y": [k // 2 % 2 for k in range(24)],
+    }
+    options = {"client": "shop", "target": "y", "split_by": "examples", "attributes": ["region"]}
+    data = eq.data.from_frame(frame, **options)
+    assert data.attributes == {"region": {"s0": "north", "s1": "north", "s2": "south", "s3": "south"}}
+    assert data.schema.feature_names == ("x",)
+    assert "region=north" in eq.data.from_frame(frame, **options, columns=["x", "region"]).schema.feature_names
+    again = eq.data.from_frame(frame, **options, schema=data.schema)
+    assert again.attributes == data.attributes
+    result = eq.train(eq.models.Tabular(data.schema), data, rounds=1, clients_per_round=2, progress=False)
+    assert "By region: mean, 90th percentile and gap" in str(result.summary())
+    assert "north (2)" in str(result.summary())
+    wrong = {**frame, "region": ["west", *frame["region"][1:]]}
+    with pytest.raises(InvalidData, match="holds 'north' in row 4, but 'west' in row 0, and both rows are of client 's0'"):
+        eq.data.from_frame(wrong, **options)
+    with pytest.raises(InvalidParameter, match="attributes must name a column of table"):
+        eq.data.from_frame(frame, **{**options, "attributes": ["regoin"]})
+    with pytest.raises(InvalidParameter, match="attributes must be other columns than client, target and split"):
+        eq.data.from_frame(frame, **{**options, "attributes": ["y"]})
+    with pytest.raises(InvalidParameter, match="attributes must be a list"):
+        eq.data.from_frame(frame, **{**options, "attributes": "region"})

@@ -15,6 +15,7 @@ NOTES = {
     "plan": "[Use many machines](../../scale.md#how-long-a-round-would-take) has the formula.",
     "report": "[Report](../../howto/report.md) explains the page.",
     "serve": "[Hand out models](../../howto/serving.md) explains the pages and the HTTP API.",
+    "predict": "[Use a table](../../howto/tables.md#new-data) explains it.",
     "data convert": "[Use your own data](../../howto/data.md#data-larger-than-memory) explains stores.",
     "privacy epsilon": "It prints the cost once for anyone who receives the models, and once for an observer who knows the cohorts.",
     "privacy audit": "The exit code is 1 if the ε that the audit can show exceeds the claim.",

@@ -15,7 +15,7 @@ from equipoise.metrics import summarise
 from equipoise.observers import History
 from equipoise.report import write_report
 from equipoise.run_summary import RunSummary
-from equipoise.subgroups import Subgroup
+from equipoise.subgroups import Subgroup, subgroup_lines
 
 if TYPE_CHECKING:
     from equipoise.experiment.recorded import RecordedAlgorithm
@@ -84,7 +84,7 @@ class RunRecord:
             self.name, split, not bool(rows.seen.any()), figures["error"], figures["loss"], figures.get("shared_error"),
             len(rows) - len(benign), sample, {} if sample is None else rows.intervals(split),
             {name: figures[name] for name in rows.metrics}, tuple(rows.personal_metrics), self.error_name, self.target,
-            trivial, rows.trivial_answer,
+            trivial, rows.trivial_answer, tuple(subgroup_lines({self.name: [self.judged_by(split)]})),
         )  # fmt: skip
 
     def judged_by(self, split: str | None) -> Self:

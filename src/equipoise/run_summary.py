@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from equipoise.core.error_names import error_definition, error_words
+from equipoise.core.error_names import ZERO_ONE, error_definition, error_words
 from equipoise.metrics import Interval, Summary
 
 
@@ -31,6 +31,7 @@ class RunSummary:
     target: str = ""  # the column that is predicted, if the data are a table
     trivial_error: Summary | None = None  # of one answer for all examples, if it is known
     trivial_answer: str = ""  # what that answer is
+    subgroups: tuple[str, ...] = ()  # lines about the clients of each value of an attribute, if clients have attributes
 
     @property
     def who(self) -> str:
@@ -76,13 +77,14 @@ class RunSummary:
         measured = [f"error: {meant}." for meant in [self._measured] if meant]
         if trivial:
             measured.append(f"trivial error: the same answer for every example, the {self.trivial_answer} of training.")
-        return "\n".join([*(line.rstrip() for line in lines), *measured, *metric_words(self.metrics)])
+        return "\n".join([*(line.rstrip() for line in lines), *measured, *metric_words(self.metrics), *self.subgroups])
 
     @property
     def _measured(self) -> str:
         """Which error it is and what that measures; empty if it is not known."""
         named, meant = error_words(self.error_name, self.target), error_definition(self.error_name, self.target)
-        return meant if meant.startswith(self.error_name) else f"{named}, {meant}"
+        unit = ", from 0 to 1" if self.error_name == ZERO_ONE else ""
+        return meant if meant.startswith(self.error_name) else f"{named}, {meant}{unit}"
 
 
 def metric_words(metrics: Mapping[str, Summary]) -> list[str]:

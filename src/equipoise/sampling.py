@@ -35,7 +35,7 @@ def _check_size(clients_per_round: int, n: int) -> None:
     if is_integer(clients_per_round) and 1 <= clients_per_round <= n:
         return
     rule = f"must be a whole number between 1 and the number of training clients, {n}"
-    fix = "Lower it, or use sampling.Proportional(), which draws with replacement."
+    fix = 'Lower it, or draw with replacement: sampling.Proportional(), in a file algorithm.sampler.name = "proportional".'
     raise InvalidParameter("clients_per_round", rule, clients_per_round, fix)
 
 

@@ -284,7 +284,7 @@ NESTED = pa.table({**{k: pa.array(v, from_pandas=True) for k, v in PANDAS.items(
         (lambda: load(classes=["no", "maybe"]), "row 1 holds the class 'yes', which is none of those of training (no, maybe)"),
         (lambda: load(columns=[]), "no column is left as an input"),
         (lambda: load(kinds={"ward": "number"}), "column 'ward', row 0 holds 'east', which is no number"),
-        (lambda: load(kinds={"ward": "date"}), "column 'ward', row 0 holds 'east', which is no date (write it as 2026-11-16)"),
+        (lambda: load(kinds={"ward": "date"}), "row 0 holds 'east', which is no date as it stands. Write it as 2026-11-16"),
         (lambda: load(kinds={"age": "date"}), "column 'age' holds double, but dates are expected"),
         (lambda: load(kinds={"day": "number"}), "column 'day' holds dates (timestamp[us]), but numbers are expected"),
         (lambda: load(kinds={"age": "boolean"}), "column 'age', row 0 holds 30, but must be true or false"),
@@ -314,7 +314,8 @@ def test_identifiers_and_counts_are_not_taken_for_categories():
     frame = pd.DataFrame(
         {"c": ["a", "b"] * 75, "name": [f"person {i}" for i in range(150)], "x": range(150), "y": [0, 1, 1] * 50}
     )
-    refused("'name' holds 150 different texts in 150 rows. Is it an identifier", lambda: load(frame, client="c", target="y"))
+    words, known = "'name' holds 150 different texts in 150 rows. Is it an identifier", {"x": "number"}
+    refused(words, lambda: load(frame, client="c", target="y", kinds=known))
     out = load(frame, client="c", target="y", kinds={"name": "left out", "x": "number"})
     assert out.schema.feature_names == ("x",)
     forced = load(frame, client="c", target="y", kinds={"name": "category", "x": "number"}, test=0.0)

@@ -194,11 +194,14 @@ def test_differences_beyond_float64_are_named(values):
 MISREAD = [
     (
         [f"1,{row % 12:03d}" for row in ROW],
-        r"All look like numbers; row 0 holds '1,000'\. Write them as 1005.5, and write kinds",
+        r"All look like numbers; row 0 holds '1,000'\. Read the file again: .* decimal=\",\", or thousands=\",\", whichever",
     ),
     ([f"{row % 9}%" for row in ROW], "All look like numbers; row 0 holds '0%'"),
-    ([f"{row % 7},5" for row in ROW], "row 0 holds '0,5'. Write them as 1005.5, or give decimal=\",\" for a CSV file"),
-    ([f"{row % 12 + 1:02d}/03/2020" for row in ROW], "All look like dates; row 0 holds '01/03/2020'. Write them as 2026-11-16"),
+    ([f"{row % 7},5" for row in ROW], "row 0 holds '0,5'. Read the file again: data.csv or pandas.read_csv with decimal=\",\""),
+    (
+        [f"{row % 12 + 1:02d}/03/2020" for row in ROW],
+        r"row 0 holds '01/03/2020'. Convert it first: pandas.to_datetime\(frame\['a'\], format=\"%d/%m/%Y\" or \"%m/%d/%Y\"\)",
+    ),
     (
         ["2020/01/01" if row == 9 else f"2020-01-{row % 9 + 1:02d}" for row in ROW],
         "All look like dates; row 9 holds '2020/01/01'. Write them as 2026-11-16, and write kinds={'a': 'date'}",

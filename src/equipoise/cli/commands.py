@@ -187,6 +187,10 @@ def run(
     console = Console()
     result = folder.run(experiment, run_folder, observers=observers)
     console.print(Text(str(result.summary())), soft_wrap=True)
+    if isinstance(result, Result):
+        from equipoise.cli.listing import worst_lines
+
+        console.print(Text("\n".join(["", *worst_lines(result)])), soft_wrap=True)
     if isinstance(result, Result) and result.epsilon is not None:
         console.print(Text(str(result.epsilon)), soft_wrap=True)
         console.print(Text(str(result.privacy)), soft_wrap=True)

@@ -103,6 +103,18 @@ def comparison_table(records: Sequence[RunRecord]) -> Table:
     return table
 
 
+def worst_lines(record: RunRecord, count: int = 5) -> list[str]:
+    """The clients that are served worst, as lines of text; none where hardly more clients were judged."""
+    rows = record.clients.where(record.judged_on)
+    if len(rows.benign) <= count:
+        return []
+    order = rows.benign.served_error.sort(descending=True).values[:count].tolist()
+    worst = [(str(row["client"]), error, row["size"]) for row, error in zip(rows.worst(count), order, strict=True)]
+    width = max(len(client) for client, _, _ in worst)
+    shown = (f"  {client:<{width}}  {record.measured} {error:.4f}, {size} examples" for client, error, size in worst)
+    return [f"The {count} clients that are served worst:", *shown]
+
+
 def print_whole(console: Console, table: Table) -> None:
     """Print a table at the width that it needs: in a narrow terminal its lines wrap, in a pipe or a log they are long."""
     needed = Console(width=10_000).measure(table).maximum

@@ -1,4 +1,4 @@
-"""`equipoise serve`, `choose`, `watch` and `export`: runs and families in people's hands."""
+"""`equipoise serve`, `choose`, `watch`, `export` and `predict`: runs and families in people's hands."""
 
 from __future__ import annotations
 
@@ -81,7 +81,36 @@ def export(
         Console().print(Text(str(path)), soft_wrap=True)
 
 
+def predict(
+    folder: Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run on a table.")],
+    rows: Annotated[Path, Argument(metavar="ROWS", help="New rows: a CSV or Parquet file. It needs no target and no client.")],
+    out: Annotated[Path | None, Option(metavar="FILE", help="Write a CSV file. Default: standard output.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        Option("--set", metavar="KEY=VALUE", help="How to read the CSV file, where it differs from training, e.g. decimal=,"),
+    ] = None,
+    member: Annotated[str | None, Option(metavar="NAME", help="Which model of a family, e.g. tail-0.5.")] = None,
+    trust: Annotated[bool, Option("--trust", help="Trust the code of your own that the run names, from now on.")] = False,
+) -> None:
+    """Write what the shared model of a run says about each new row: the probability of each class, or the number."""
+    import io
+
+    from pyarrow import csv
+
+    from equipoise.core.files import write_atomically
+    from equipoise.experiment.config import override
+    from equipoise.experiment.predicted_run import predict_rows
+
+    table = predict_rows(folder, rows, reading=override({}, settings or ()), member=member, trust=trust)
+    written = io.BytesIO()
+    csv.write_csv(table, written)
+    if out is None:
+        typer.echo(written.getvalue().decode(), nl=False)
+    else:
+        Console().print(Text(f"{write_atomically(out, written.getvalue())}: {table.num_rows} rows"), soft_wrap=True)
+
+
 def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (serve, choose, watch, export):
+    for command in (serve, choose, watch, export, predict):
         app.command()(command)

@@ -116,9 +116,18 @@ def _cures_for_shell() -> Iterator[None]:
 
 
 def _for_shell(message: object) -> str:
-    """The message, with its advice on kinds in the form of options."""
-    advised = re.findall(r"kinds=(\{.*?: '(?:number|boolean|category|date|left out)'\})", str(message))
-    cures = [" ".join(_option(*pair) for pair in ast.literal_eval(each).items()) for each in advised]
+    """The message, with its advice on kinds and on reading numbers and dates in the form of options."""
+    kinds = re.compile(r"kinds=(\{.*?: '(?:number|boolean|category|date|left out)'\})")
+    reading = re.compile(r'(?:(?:, )?(?:decimal|thousands|date_format)="[^"]+")+')
+    found = sorted([*kinds.finditer(str(message)), *reading.finditer(str(message))], key=lambda match: match.start())
+    cures = []
+    for match in found:
+        if match.re is kinds:
+            pairs = ast.literal_eval(match[1]).items()
+            cures.append(" ".join(_option(*pair) for pair in pairs))
+        else:
+            named = re.findall(r'(\w+)="([^"]+)"', match[0])
+            cures.append(" ".join(f"--set {shlex.quote('='.join(pair))}" for pair in named))
     return f"{message} On the command line: {', or '.join(dict.fromkeys(cures))}." if cures else str(message)
 
 

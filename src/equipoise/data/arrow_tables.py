@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 
 from equipoise.data.arrays import first_line
 from equipoise.data.clients import prefix
-from equipoise.data.table_files import TableFiles, temporal_of_text
+from equipoise.data.table_files import TableFiles, spelling_of, temporal_of_text
+from equipoise.data.written_values import reading_advice
 from equipoise.errors import InvalidData, InvalidParameter, require, unknown_name
 
 Kind = Literal["number", "boolean", "category", "date"]
 
 _MICROSECONDS_PER_DAY = 86_400_000_000
 _MISSING = ("", "#n/a", "#n/a n/a", "#na", "<na>", "n/a", "na", "nan", "nat", "none", "null")  # among dates and numbers as text
+PLAIN = {"number": "1005.5", "date": "2026-11-16"}  # as a number or a date can always be written
 
 
 # ----------------------------------------------------------------------------------------------------------------------- tables
@@ -124,6 +126,10 @@ def _by_interchange(frame: Any) -> Any:
     return from_dataframe(frame)
 
 
+def _may_be_pandas(table: Any) -> bool:
+    return "pandas" in sys.modules and not isinstance(table, TableFiles) and spelling_of(table) is None
+
+
 def check_names(table: Any, source: str, **named: str | None) -> None:
     """Refuse names of columns that the table does not have, and one column in two roles; the keywords are parameters."""
     roles: dict[str, str] = {}
@@ -135,7 +141,8 @@ def check_names(table: Any, source: str, **named: str | None) -> None:
         if name not in known:
             raise InvalidParameter(
                 parameter, f"must name a column of {source}", name,
-                unknown_name("column", name, table.column_names) + " The index of a pandas frame: frame.reset_index().",
+                unknown_name("column", name, table.column_names)
+                + (" The index of a pandas frame: frame.reset_index()." if _may_be_pandas(table) else ""),
             )  # fmt: skip
         if name in roles:
             raise InvalidParameter(parameter, f"must be another column than {roles[name]}", name)
@@ -153,6 +160,8 @@ class TableColumn:
     values: Any  # pyarrow.ChunkedArray
     source: str = "table"
     first: int = 0  # the row of the table that the column begins with, if it is a piece of one
+    spelling: Mapping[str, str] | None = None  # how numbers and dates of a CSV file were read; None: it was none
+    known: bool = False  # whether a schema says its kind already, so that no message may advise `kinds`
 
     def row(self, where: NDArray[Any]) -> int:
         """The first row of the table where something (N,) is true."""
@@ -182,9 +191,13 @@ class TableColumn:
         if kinds.is_temporal(of) and not kinds.is_interval(of):
             return "date"
         raise InvalidData(
-            f"{self} holds {of}. A column must hold numbers, booleans, text, categories or dates. Spread it over several "
-            f"columns, or leave it out: kinds={{{self.name!r}: 'left out'}}."
+            f"{self} holds {of}. A column must hold numbers, booleans, text, categories or dates. "
+            + ("Give it as in training." if self.known else f"Spread it over several columns, or {self._left_out}.")
         )
+
+    @property
+    def _left_out(self) -> str:
+        return f"leave it out: kinds={{{self.name!r}: 'left out'}}"
 
     @property
     def is_text(self) -> bool:
@@ -246,7 +259,7 @@ class TableColumn:
         if kind == "category":
             if (dates := self.as_dates()) is not self:
                 return dates.days()
-            return self._parsed(_days_of_text, "date (write it as 2026-11-16)")
+            return self._parsed(_days_of_text, "date")
         if kind == "number" and bool(np.isnan(self.numbers()).all()):  # an empty column, as pandas reads it
             kind = None
         if kind not in ("date", None):
@@ -318,13 +331,21 @@ class TableColumn:
             try:
                 values.append(np.nan if name.strip().lower() in _MISSING else parse(name))
             except (ValueError, OverflowError):
+                texts = [each for each in names if each.strip().lower() not in _MISSING]
+                cure = reading_advice(what, self.name, texts, self.spelling) or self._repair(what)
                 raise InvalidData(
-                    f"{self}, row {self.row(codes == code)} holds {name!r}, which is no {what}. Repair it, make it missing, or "
-                    f"use the column as kinds={{{self.name!r}: 'category'}}."
+                    f"{self}, row {self.row(codes == code)} holds {name!r}, which is no {what} as it stands. {cure}"
                 ) from None
             if np.isinf(values[-1]):
                 raise InvalidData(f"{self}, row {self.row(codes == code)} holds {name!r}. Repair it, or make it missing.")
         return np.array(values)[codes + 1]
+
+    def _repair(self, what: str) -> str:
+        """The cure for text that no option reads as numbers or dates."""
+        plain = PLAIN[what]
+        if self.known:
+            return f"Training had {what}s there. Write it as {plain}, or make it missing."
+        return f"Write it as {plain}, make it missing, or use the column as kinds={{{self.name!r}: 'category'}}."
 
 
 def _are_missing(texts: Any) -> Any:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.data.arrow_tables import Kind, TableColumn, shown_names
+from equipoise.data.arrow_tables import PLAIN, Kind, TableColumn, shown_names
+from equipoise.data.written_values import reading_advice
 from equipoise.errors import InvalidData, InvalidParameter, notify, require
 
 _NUMBER = re.compile(r"[-+]?[$€£]?\s?(\d+|\d{1,3}([,.' ]\d{3})+)?([.,]?\d+)([eE][-+]?\d+)?\s?[%$€£]?")  # as people write it
 _DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))([ T]\d.*)?")
 
 _FEW_ODD, _MANY_NUMBERS = 3, 8  # different texts that are odd beside this many different numbers
-_PLAIN = {"number": "1005.5", "date": "2026-11-16"}
 
 
 def checked_kinds(kinds: Any, inputs: list[str]) -> Mapping[str, Any]:
@@ -26,7 +27,8 @@ def checked_kinds(kinds: Any, inputs: list[str]) -> Mapping[str, Any]:
     allowed = ("number", "boolean", "category", "date", "left out")
     for name, kind in kinds.items():
         if name not in inputs:
-            raise InvalidParameter("kinds", f"must name input columns, of {shown_names(inputs)}", name)
+            close = [f"Did you mean {each!r}?" for each in get_close_matches(str(name), inputs, 1)]
+            raise InvalidParameter("kinds", f"must name input columns, of {shown_names(inputs)}", name, *close)
         require(kind in allowed, f"kinds[{name!r}]", f"must be one of {', '.join(allowed)}", kind)
     return dict(kinds)
 
@@ -38,11 +40,10 @@ def usual_kind(column: TableColumn) -> Kind:
         codes, names = column.names()
         hint = misread_text(column, codes, names, lambda is_: f"kinds={{{column.name!r}: {is_!r}}}") if column.is_text else ""
         if len(names) > 20 and 2 * len(names) > int((codes >= 0).sum()):
-            hint = hint or "Is it an identifier, or free text?"
-            raise InvalidData(
-                f"{column} holds {len(names)} different texts in {len(codes)} rows. {hint}"
-                f" Leave it out: kinds={{{column.name!r}: 'left out'}}; or use it as a 'category', a 'date' or a 'number'."
-            )
+            out = f"eave it out: kinds={{{column.name!r}: 'left out'}}"
+            free = f"Is it an identifier, or free text? L{out}; or use it as a 'category', a 'date' or a 'number'."
+            cure = f"{hint} Or l{out}." if hint else free
+            raise InvalidData(f"{column} holds {len(names)} different texts in {len(codes)} rows. {cure}")
         if hint:
             text = (
                 f"{column} is read as text, of {len(names)} categories. {hint} If they are categories: kinds={{{column.name!r}:"
@@ -67,6 +68,8 @@ def misread_text(column: TableColumn, codes: NDArray[np.int64], names: list[str]
         cure = f"write {say(what)}."
         if plain.all():
             return f"All are {what}s: {cure}"
+        good = [name for name, fit in zip(names, fits.tolist(), strict=True) if fit]
+        advice = "" if plain[fits].all() else reading_advice(what, column.name, good, column.spelling)
         odd = int((plain if fits.all() else fits).argmin())
         found = f"row {column.row(codes == odd)} holds {names[odd]!r}"
         if not fits.all():
@@ -74,9 +77,10 @@ def misread_text(column: TableColumn, codes: NDArray[np.int64], names: list[str]
             if len(strange) > 1:
                 found += f", and other rows {shown_names([repr(name) for name in strange[1:]])}"
             missing = f", or make it missing (missing={strange} for a CSV file)" if len(strange) <= _FEW_ODD else ""
-            return f"{'Nearly all' if share >= 0.9 else 'Most'} are {what}s, but {found}. Repair it{missing}, and {cure}"
-        comma = ', or give decimal="," for a CSV file' if re.search(r",\d\d?$", names[odd]) else ""
-        return f"All look like {what}s; {found}. Write them as {_PLAIN[what]}{comma}, and {cure}"
+            nearly = f"{'Nearly all' if share >= 0.9 else 'Most'} are {what}s, but {found}. Repair it{missing}"
+            return f"{nearly}. {advice}" if advice else f"{nearly}, and {cure}"
+        look = f"All look like {what}s; {found}."
+        return f"{look} {advice}" if advice else f"{look} Write them as {PLAIN[what]}, and {cure}"
     return ""
 
 

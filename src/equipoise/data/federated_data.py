@@ -17,7 +17,7 @@ from equipoise.data.clients import ClientSet
 from equipoise.data.label_range import IGNORE
 from equipoise.data.leaves import shown_shape
 from equipoise.data.ragged import Ragged
-from equipoise.errors import InvalidData, InvalidParameter, is_integer, require
+from equipoise.errors import InvalidData, InvalidParameter, is_integer, notify, require
 from equipoise.subgroups import checked_attributes
 from equipoise.types import Attack
 
@@ -92,8 +92,16 @@ class FederatedData:
         return _hash_of(*(value for values in sets for value in values), *attacked, *ignored)
 
     def with_attributes(self, attributes: Mapping[str, Mapping[str, Any]]) -> FederatedData:
-        """The data with attributes of clients, {name: {client id: value}}: tables and reports then show subgroups by them."""
-        return replace(self, attributes={**self.attributes, **checked_attributes(attributes)})
+        """The data with attributes of clients, {name: {client id: value}}: tables and reports then show subgroups by them.
+
+        Attributes of which no client has a value are refused. A notice tells of ids that no client has, and of clients without
+        a value.
+        """
+        given = checked_attributes(attributes)
+        known = dict.fromkeys(client for clients in self.splits.values() for client in clients.ids)
+        for name, values in given.items():
+            _compare_ids(name, values, known)
+        return replace(self, attributes={**self.attributes, **given})
 
     @property
     def splits(self) -> dict[str, ClientSet]:
@@ -109,6 +117,28 @@ class FederatedData:
     def __repr__(self) -> str:
         splits = ", ".join(f"{name}: {len(c)} clients / {c.examples} examples" for name, c in self.splits.items())
         return f"FederatedData({self.name!r}, {splits})"
+
+
+def _compare_ids(attribute: str, values: Mapping[str, str], known: Mapping[str, None]) -> None:
+    """Refuse an attribute that no client of the data has; a notice tells of unknown ids and of clients without a value."""
+    unknown = [client for client in values if client not in known]
+    lacking = [client for client in known if client not in values]
+    if not unknown and not lacking:
+        return
+    parts = []
+    if unknown:
+        parts.append(f"{len(unknown)} of its ids are no clients, e.g. {unknown[0]!r}")
+    parts.append(f"{len(known) - len(lacking)} of {len(known)} clients have a value")
+    if lacking:
+        parts.append(f"{lacking[0]!r} has none")
+    if len(lacking) == len(known):
+        fix = f"{'; '.join(parts)}. Ids must be written as in the data, whose clients are {_shown(list(known))}."
+        raise InvalidParameter(f"attributes[{attribute!r}]", "must map ids of clients to values", _shown(list(values)), fix)
+    notify(f"attribute {attribute!r}: {'; '.join(parts)}. Clients without a value are a subgroup of their own, –.")
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:3])) + (" …" if len(names) > 3 else "")
 
 
 def _types(tree: Any) -> list[bool]:

@@ -47,6 +47,7 @@ def from_frame(
     one_hot: int = 16,
     target_kind: TargetKind | None = None,
     classes: int | Sequence[str] = 0,
+    attributes: Sequence[str] = (),
 ) -> FederatedData:
     """Clients from a pandas, Polars or Arrow table; `client` and `target` name columns, all others (or `columns`) are inputs.
 
@@ -63,6 +64,9 @@ def from_frame(
     floating numbers or dates is a number to predict, any other is a class; `target_kind` ("classes" or "number") overrides
     it. `classes` names all classes where training clients do not show them all (or is their number if they are 0, 1, …).
 
+    `attributes` names columns that hold one value for each client, such as its region: summaries and reports then show
+    subgroups by them. They are no inputs, unless `columns` names them.
+
     Notices name what looks odd and the cure: texts in a column of numbers, whole numbers that look like identifiers of
     rows, categories that training did not have, clients without an example to test on.
 
@@ -76,6 +80,9 @@ def from_frame(
     table = arrow_table(frame, name, client)
     check_names(table, name, client=client, target=target, split=split)
     owners = _owners(TableColumn(client, table.column(client), name))
+    described = _attributes(table, attributes, owners, name, {client, target, split})
+    if described and columns is None and schema is None:
+        table = table.drop_columns(list(described))
     if split is None:
         parts = splits.split(_clients(*owners, name), split_by, validation=validation, test=test, seed=seed, name=name)
     else:
@@ -92,6 +99,7 @@ def from_frame(
     tell_of_unseen(unseen, name)
     if split_by == "examples":
         tell_of_untested(parts, None if split is not None else test)
+    parts = parts.with_attributes(described) if described else parts
     sets: dict[str, Any] = {part: replace(rows, x=select(x, rows.x), y=y[rows.x]) for part, rows in parts.splits.items()}
     return replace(parts, **sets, classes=len(schema.target.classes), schema=schema)
 
@@ -105,6 +113,8 @@ def csv(
     decimal: str = ".",
     encoding: str = "utf-8",
     missing: Sequence[str] = (),
+    thousands: str = "",
+    date_format: str = "",
     name: str = "",
     **options: Any,
 ) -> FederatedData:
@@ -112,12 +122,16 @@ def csv(
 
     Empty cells and NA, N/A, NaN, null and the like are missing; `missing` names more spellings, such as "?". The column
     `client` is read as text: 007 and 7 are two clients, 7 and 7.0 are the same, and NA is a client, too. Numbers are written
-    as 1005.5, or with `decimal=","` as 1005,5; dates as 2026-11-16. The name of the data is that of the file, unless given.
+    as 1005.5, or with `decimal=","` as 1005,5, or with `thousands="."`, too, as 1.005,5. Dates are written as 2026-11-16, or
+    as `date_format` says ("%d.%m.%Y" for 16.11.2026). The name of the data is that of the file, unless given.
 
     Source: your own file.
     """
     _check_options(options, csv, {"sep": "delimiter", "na_values": "missing", "decimal_point": "decimal"})
-    table = read_csv(path, client=client, delimiter=delimiter, decimal=decimal, encoding=encoding, missing=missing)
+    table = read_csv(
+        path, client=client, delimiter=delimiter, decimal=decimal, encoding=encoding, missing=missing, thousands=thousands,
+        date_format=date_format,
+    )  # fmt: skip
     return from_frame(table, client=client, target=target, name=name or Path(path).stem, **options)
 
 
@@ -161,6 +175,31 @@ def client_names(column: TableColumn) -> tuple[NDArray[np.int64], list[str]]:
     if empty.any():
         raise InvalidData(f"{column}, the client, is missing in row {column.row(empty)}. Drop that row, or name its client.")
     return codes, names
+
+
+def _attributes(
+    table: Any, names: Sequence[str], owners: tuple[NDArray[np.int64], tuple[str, ...]], source: str, taken: set[str | None]
+) -> dict[str, dict[str, str]]:
+    """The value of each client in columns that hold one for each, {column: {client: value}}; missing ones are left out."""
+    require(not isinstance(names, str), "attributes", "must be a list of names of columns", names)
+    which, ids = owners
+    found: dict[str, dict[str, str]] = {}
+    for name in names:
+        check_names(table, source, attributes=name)
+        require(name not in taken, "attributes", "must be other columns than client, target and split", name)
+        codes, texts = TableColumn(name, table.column(name), source).names()
+        _, first = np.unique(which, return_index=True)
+        if (odd := codes != codes[first][which]).any():
+            row = int(odd.argmax())
+            before = int(first[which[row]])
+            here, there = ([*texts, None][codes[k]] for k in (row, before))
+            raise InvalidData(
+                f"{source}: column {name!r}, an attribute, holds {here!r} in row {row}, but {there!r} in row {before}, "
+                f"and both rows are of client {ids[which[row]]!r}. An attribute has one value for each client. Repair it, or "
+                "leave it out of attributes."
+            )
+        found[name] = {client: texts[codes[k]] for client, k in zip(ids, first, strict=True) if codes[k] >= 0}
+    return found
 
 
 def _clients(which: NDArray[np.int64], ids: tuple[str, ...], name: str, rows: NDArray[np.int64] | None = None) -> ClientSet:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise.core.files import write_atomically
 from equipoise.data.arrow_tables import Kind, TableColumn, arrow_table, check_names, shown_names, sorted_names
@@ -21,6 +21,9 @@ from equipoise.data.column_kinds import checked_kinds, usual_kind
 from equipoise.data.column_rule import ColumnRule
 from equipoise.data.file_access import PathLike
 from equipoise.data.identifiers import tell_of_identifier
+from equipoise.data.leaking_columns import AnswerCheck
+from equipoise.data.row_predictions import predicted_columns, table_like
+from equipoise.data.table_files import spelling_of
 from equipoise.data.target_rule import TargetKind, TargetRule
 from equipoise.errors import InvalidData, notify, require, require_integer
 
@@ -84,31 +87,45 @@ class Schema:
                     check_names(table, source, target=target, client=client, split=split, columns=name)
         asked = checked_kinds(kinds or {}, inputs)
         training = np.arange(table.num_rows)[... if rows is None else np.asarray(rows)]
-        rules, constant = [], {}
+        rules: list[ColumnRule] = []
+        constant: dict[str, str] = {}
+        odd: list[InvalidData] = []
+        answer, check, refused = None, None, None
+        answers = TableColumn(target, table.column(target), source, spelling=spelling_of(table))
+        try:
+            answer = TargetRule.fit(answers, training, target_kind, classes)
+            check = AnswerCheck.of(answers, answer.kind, training)
+        except InvalidData as failure:
+            refused = failure
         for name in inputs:  # one at a time: the columns of files on disk need not fit into memory together
             if asked.get(name) == "left out":
                 rules.append(ColumnRule(name, "category", "left out", note="as asked"))
                 continue
-            column = TableColumn(name, table.column(name), source)
+            column = TableColumn(name, table.column(name), source, spelling=spelling_of(table))
             if columns is None and name not in asked and _SAVED_INDEX.fullmatch(name) and column.type_kind == "number":
                 text = f"{column} is taken for the index of a table that was saved with it, and left out"
                 cure = f"To use it: kinds={{{name!r}: 'number'}}. To save without it: frame.to_csv(path, index=False)."
                 notify(f"{text}. {cure}")
                 rules.append(ColumnRule(name, "number", "left out", note="the index of a saved table"))
                 continue
-            kind = asked.get(name) or usual_kind(column.as_dates())
-            if name not in asked:
-                tell_of_identifier(column)
-            if why := column.constant():
-                constant[name] = why
-            else:
-                rules.append(ColumnRule.fit(column, kind, training, one_hot))
-        _refuse_constant(constant, source)
-        if all(rule.becomes == "left out" for rule in rules):
+            try:
+                kind = asked.get(name) or usual_kind(column.as_dates())
+                if name not in asked:
+                    tell_of_identifier(column)
+                if why := column.constant():
+                    constant[name] = why
+                else:
+                    rules.append(ColumnRule.fit(column, kind, training, one_hot))
+                    if check is not None and name not in asked:
+                        check.tell_of(column, kind)
+            except InvalidData as failure:  # a user repairs all columns at once
+                odd.append(failure)
+        if constant:
+            odd.append(_constant_columns(constant, source))
+        _refuse_all([*odd, *([] if refused is None else [refused])], source)
+        if answer is None or all(rule.becomes == "left out" for rule in rules):
             raise InvalidData(f"{source}: no column is left as an input; those that are there are left out or constant.")
-        return cls(
-            tuple(rules), TargetRule.fit(TableColumn(target, table.column(target), source), training, target_kind, classes)
-        )
+        return cls(tuple(rules), answer)
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -129,6 +146,21 @@ class Schema:
         inputs, unseen = self.inputs_of(frame, source, first)
         tell_of_unseen(unseen, source)
         return inputs
+
+    def predict(self, model: nn.Module, frame: Any, source: str = "table") -> Any:
+        """What a trained model says about each row: a table with the probability of each class, in a column of its name.
+
+        If the target is a number, the table has one column, of the target's name, in the target's unit. The rows need neither
+        the target nor the client, so clients that training did not have are welcome; a notice names categories that training
+        did not have. A pandas or Polars frame gives such a frame, with the index of the pandas frame; others an Arrow table.
+
+        >>> import equipoise as eq
+        >>> frame = {"who": ["a", "b"], "age": [30, 50], "ill": ["no", "yes"]}
+        >>> schema = Schema.fit(frame, target="ill", client="who")
+        >>> schema.predict(eq.models.Tabular(schema), {"age": [70]}).column_names
+        ['no', 'yes']
+        """
+        return table_like(frame, predicted_columns(model, self.transform(frame, source), self.target))
 
     def inputs_of(self, frame: Any, source: str = "table", first: int = 0) -> tuple[Any, dict[str, set[str]]]:
         """The inputs of a table, as `transform` makes them, and by column the categories that training did not have."""
@@ -161,7 +193,7 @@ class Schema:
                 f"{source}: column {name!r} of the schema is missing; the table has {shown_names(table.column_names)}. Add it "
                 "(it may be empty), or fit another schema."
             )
-        return TableColumn(name, table.column(name), source, first)
+        return TableColumn(name, table.column(name), source, first, spelling_of(table), known=True)
 
     def describe(self) -> str:
         """A table of the columns: what becomes of each, and by which numbers of the training clients."""
@@ -209,12 +241,20 @@ class Schema:
             raise InvalidData(f"{path}: cannot be read: {failure}") from failure
 
 
-def _refuse_constant(found: Mapping[str, str], source: str) -> None:
-    """Refuse columns that hold one value, or none, in the whole table: they tell no example from another."""
+def _constant_columns(found: Mapping[str, str], source: str) -> InvalidData:
+    """The refusal of columns that hold one value, or none, in the whole table: they tell no example from another."""
+    shown = ", ".join(f"{name!r} ({why})" for name, why in found.items())
+    cure = ", ".join(f"{name!r}: 'left out'" for name in found)
+    return InvalidData(f"{source}: columns tell no example from another: {shown}. Leave them out: kinds={{{cure}}}.")
+
+
+def _refuse_all(found: Sequence[InvalidData], source: str) -> None:
+    """Raise the one refusal that was found, or all of them in one message, each on a line of its own."""
+    if len(found) == 1:
+        raise found[0]
     if found:
-        shown = ", ".join(f"{name!r} ({why})" for name, why in found.items())
-        cure = ", ".join(f"{name!r}: 'left out'" for name in found)
-        raise InvalidData(f"{source}: columns tell no example from another: {shown}. Leave them out: kinds={{{cure}}}.")
+        lines = (f"\n  {number}. {str(each).removeprefix(prefix(source))}" for number, each in enumerate(found, 1))
+        raise InvalidData(f"{prefix(source)}{len(found)} things are to be decided:{''.join(lines)}") from found[0]
 
 
 def tell_of_unseen(unseen: Mapping[str, set[str]], source: str) -> None:

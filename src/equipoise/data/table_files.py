@@ -5,6 +5,7 @@ Lines of a file are counted from 1.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 
 from equipoise.data.arrays import first_line
 from equipoise.data.file_access import PathLike
+from equipoise.data.written_values import checked_spelling, with_numbers, without_thousands
 from equipoise.errors import InvalidData, InvalidParameter, notify, require
 
 CSV_NAMES = "*.csv", "*.csv.gz"
@@ -24,10 +26,15 @@ _BLOCK_BYTES = 1 << 24  # of a CSV file that is read in pieces
 _PIECE_ROWS = 1 << 16  # of Parquet files
 _COMPRESSION = 8  # guessed
 _HEADER_BYTES = 1 << 16  # that are looked at for another delimiter
+_SPELLING = "equipoise spelling"  # the key of the metadata of a table that was a CSV file
 
 
-def read_csv(path: PathLike, *, client: str, delimiter: str, decimal: str, encoding: str, missing: Sequence[str]) -> Any:
+def read_csv(
+    path: PathLike, *, client: str, delimiter: str, decimal: str, encoding: str, missing: Sequence[str], thousands: str = "",
+    date_format: str = "", text: Sequence[str] = (),
+) -> Any:  # fmt: skip
     """A CSV file, also compressed, as an Arrow table. Types come from all rows; empty cells and NA, NaN, null are missing.
+    Columns `text` stay text. The metadata of the table hold how numbers and dates were read, for `spelling_of`.
 
     The column `client` is text as it stands, so that 007 and 7 are two clients; 7.0 is 7. "NA" is a client, with a notice.
     """
@@ -35,7 +42,8 @@ def read_csv(path: PathLike, *, client: str, delimiter: str, decimal: str, encod
     from pyarrow import csv
 
     file = _existing(path)
-    options = _csv_options(delimiter, decimal, encoding, missing, column_types={client: pa.string()})
+    types = dict.fromkeys((client, *text), pa.string())
+    options = _csv_options(delimiter, decimal, encoding, missing, thousands, date_format, column_types=types)
     try:
         with _opened_csv(file, encoding) as stream:
             content = stream.read()
@@ -46,7 +54,7 @@ def read_csv(path: PathLike, *, client: str, delimiter: str, decimal: str, encod
             place = names.index(client)
             found = table.column(place)
             if found.null_count:  # what counts as missing differs there
-                convert = {"column_types": {client: pa.string()}, "include_columns": [client]}
+                convert: dict[str, Any] = {"column_types": {client: pa.string()}, "include_columns": [client]}
                 alone = _csv_options(delimiter, decimal, encoding, missing, of_clients=True, **convert)
                 alone["read_options"].block_size = options["read_options"].block_size
                 found = csv.read_csv(pa.BufferReader(content), **alone).column(0)
@@ -56,7 +64,17 @@ def read_csv(path: PathLike, *, client: str, delimiter: str, decimal: str, encod
         raise failure if isinstance(failure, InvalidData) else _no_csv(file, encoding, delimiter, failure) from failure
     _refuse_other_delimiter(path, names, delimiter)
     _refuse_binary(path, dict(zip(names, table.schema.types, strict=True)), encoding)
-    return table
+    table = with_numbers(table, decimal, thousands, but=(client, *text))
+    given = {"decimal": decimal, "thousands": thousands, "date_format": date_format}
+    return table.replace_schema_metadata({_SPELLING: json.dumps(given)})
+
+
+def spelling_of(table: Any) -> dict[str, str] | None:
+    """The options by which numbers and dates of a CSV file were read; None for a table that was none."""
+    if isinstance(table, TableFiles):
+        return table.spelling
+    found = (table.schema.metadata or {}).get(_SPELLING.encode())
+    return None if found is None else dict(json.loads(found))
 
 
 def temporal_of_text(texts: Any) -> Any:
@@ -93,14 +111,18 @@ def _opened_csv(file: Path, encoding: str) -> Any:
 
 
 def _csv_options(
-    delimiter: str, decimal: str, encoding: str, missing: Sequence[str], *, of_clients: bool = False, **convert: Any
-) -> dict[str, Any]:
+    delimiter: str, decimal: str, encoding: str, missing: Sequence[str], thousands: str = "", date_format: str = "", *,
+    of_clients: bool = False, **convert: Any,
+) -> dict[str, Any]:  # fmt: skip
     """The options of Arrow's reader of CSV files; one thread, so that errors name the line."""
     from pyarrow import csv
 
     require(isinstance(delimiter, str) and len(delimiter) == 1, "delimiter", "must be one character", delimiter)
     require(decimal in (".", ",") and decimal != delimiter, "decimal", 'must be "." or ",", and not the delimiter', decimal)
     require(not isinstance(missing, str), "missing", "must be a list of texts", missing)
+    checked_spelling(decimal, thousands, date_format)
+    if date_format:
+        convert["timestamp_parsers"] = [csv.ISO8601, date_format]
     try:
         "".encode(encoding)
     except LookupError:
@@ -250,6 +272,7 @@ class TableFiles:
     bytes: int  # about what the whole table takes in memory
     batches: Callable[[Sequence[str] | None], Iterator[Any]]  # of some columns, or of all: Arrow's record batches in order
     apart: str | None = None  # a column that must be read alone
+    spelling: dict[str, str] | None = None  # how numbers and dates of CSV files were read
 
     @cached_property
     def num_rows(self) -> int:
@@ -321,8 +344,9 @@ def parquet_files(path: PathLike, client: str) -> TableFiles:
 
 
 def csv_files(
-    path: PathLike, *, client: str, delimiter: str, decimal: str, encoding: str, missing: Sequence[str]
-) -> TableFiles:
+    path: PathLike, *, client: str, delimiter: str, decimal: str, encoding: str, missing: Sequence[str], thousands: str = "",
+    date_format: str = "",
+) -> TableFiles:  # fmt: skip
     """A CSV file, or all those in a folder. Types come from all rows: they are read once, and again from a row that differs.
 
     The column `client` is read as by `read_csv` where it is read alone.
@@ -332,13 +356,13 @@ def csv_files(
 
     files = files_of(path, *CSV_NAMES)
     types: dict[str, Any] = {client: pa.string()}
+    grouped: dict[str, Any] = {}  # the types of columns of numbers with separators of thousands
 
     @contextmanager
     def opened(file: Path, names: Sequence[str] | None = None) -> Iterator[Any]:
         convert: dict[str, Any] = {"column_types": types, **({"include_columns": list(names)} if names is not None else {})}
-        options = _csv_options(
-            delimiter, decimal, encoding, missing, of_clients=names is not None and list(names) == [client], **convert
-        )
+        alone = names is not None and list(names) == [client]
+        options = _csv_options(delimiter, decimal, encoding, missing, thousands, date_format, of_clients=alone, **convert)
         try:
             with _opened_csv(file, encoding) as stream, csv.open_csv(stream, **options) as reader:
                 yield reader
@@ -354,7 +378,7 @@ def csv_files(
                         told = told or _tell_of_na(batch.column(0), path, client, rows)
                         batch = pa.record_batch([_plain_clients(batch.column(0))], names=[client])
                     rows += batch.num_rows
-                    yield batch
+                    yield _batch_with_numbers(batch, grouped, decimal, thousands)
 
     with opened(files[0]) as reader:
         found = reader.schema
@@ -369,8 +393,44 @@ def csv_files(
         if others != names:
             raise InvalidData(f"{file}: its columns are not those of {files[0]}. Give all files one header.")
     _find_types(types, lambda: batches(None))
+    if thousands:
+        texts = [name for name, of in types.items() if of == pa.string() and name != client]
+        grouped |= _grouped_numbers(batches(None), texts, decimal, thousands)
     size = sum(file.stat().st_size * (_COMPRESSION if file.suffix == ".gz" else 1) for file in files)
-    return TableFiles(path, names, size, batches, client)
+    spelling = {"decimal": decimal, "thousands": thousands, "date_format": date_format}
+    return TableFiles(path, names, size, batches, client, spelling)
+
+
+def _grouped_numbers(batches: Iterator[Any], texts: Sequence[str], decimal: str, thousands: str) -> dict[str, Any]:
+    """Those of some columns of text that hold numbers with separators of thousands, each with the type of all its numbers."""
+    import pyarrow as pa
+
+    found: dict[str, Any] = {}
+    left = set(texts)
+    for batch in batches:
+        for name in sorted(left):
+            values = batch.column(name)
+            if values.null_count == len(values):
+                continue
+            numbers = without_thousands(values, decimal, thousands)
+            if numbers is None:
+                left.discard(name)
+            elif found.get(name) != pa.float64():
+                found[name] = numbers.type
+    return {name: of for name, of in found.items() if name in left}
+
+
+def _batch_with_numbers(batch: Any, grouped: dict[str, Any], decimal: str, thousands: str) -> Any:
+    """A record batch with numbers in the columns that `grouped` has a type of."""
+    import pyarrow as pa
+
+    arrays = []
+    for name, values in zip(batch.schema.names, batch.columns, strict=True):
+        if name in grouped:
+            numbers = without_thousands(values, decimal, thousands)
+            values = pa.nulls(len(values), grouped[name]) if numbers is None else numbers.cast(grouped[name])
+        arrays.append(values)
+    return pa.record_batch(arrays, names=batch.schema.names) if grouped else batch
 
 
 def _find_types(types: dict[str, Any], batches: Callable[[], Iterator[Any]]) -> None:

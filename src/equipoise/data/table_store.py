@@ -53,6 +53,8 @@ def write_table_store(
     decimal: str = ".",
     encoding: str = "utf-8",
     missing: Sequence[str] = (),
+    thousands: str = "",
+    date_format: str = "",
     memory: float = 1e9,
     append: bool = False,
 ) -> Path:
@@ -71,6 +73,8 @@ def write_table_store(
         "decimal": decimal,
         "encoding": encoding,
         "missing": missing,
+        "thousands": thousands,
+        "date_format": date_format,
     }
     if not parquet and Path(source).is_file() and Path(source).stat().st_size <= memory:
         table = read_csv(source, **spelling)  # at once, in one block

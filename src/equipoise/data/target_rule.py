@@ -68,6 +68,12 @@ class TargetRule:
         require(len(set(named)) == len(named), "classes", "must name each class once", classes)
         if not named:
             codes, names = column.names()
+            if kind is None and column.is_text and len(names) > 20 and 2 * len(names) > len(codes):
+                hint = misread_text(column, codes, names, "target_kind={!r}".format)
+                cure = "Is it an identifier? Name another target. If they are classes: target_kind='classes'."
+                raise InvalidData(
+                    f"{column}, the target, holds {len(names)} different texts in {len(codes)} rows. {hint or cure}"
+                )
             if kind is None and column.is_text and (odd := misread_text(column, codes, names, "target_kind={!r}".format)):
                 text = f"{column}, the target, is read as text, of {len(names)} classes. {odd}"
                 notify(f"{text} If they are classes: target_kind='classes'.")

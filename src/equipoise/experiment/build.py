@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from equipoise.errors import ConfigError, EquipoiseError
+from equipoise.errors import ConfigError, EquipoiseError, InvalidData
 from equipoise.experiment import catalog
 from equipoise.experiment.config import RunConfig
 from equipoise.experiment.config_tables import refusals_at
@@ -127,12 +129,25 @@ def make_data(config: RunConfig) -> FederatedData:
     """The data of a configuration; code of the user's own must return a FederatedData."""
     from equipoise.data import FederatedData
 
-    with seeded_torch(config.train.seed):
+    with seeded_torch(config.train.seed), _kinds_as_toml():
         data = config.data.make("data")
     if not isinstance(data, FederatedData):
         fix = "Make one by equipoise.data.from_arrays, from_dict, from_frame or FederatedData."
         raise ConfigError(f"data: {config.data.name} must return a FederatedData, but returned a {type(data).__name__}. {fix}")
     return data
+
+
+@contextmanager
+def _kinds_as_toml() -> Iterator[None]:
+    """Add to a refusal that advises kinds={'zip': 'category'} how a configuration says it."""
+    try:
+        yield
+    except InvalidData as failure:
+        found = re.findall(r"kinds=\{'([^']+)': '([a-z ]+)'", str(failure))
+        if not found:
+            raise
+        said = ", ".join(f'kinds.{name if name.isidentifier() else json.dumps(name)} = "{kind}"' for name, kind in found)
+        raise InvalidData(f"{failure} In [data] of a file: {said}.") from failure
 
 
 def make_model(config: RunConfig, data: FederatedData) -> nn.Module:

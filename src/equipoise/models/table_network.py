@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -29,10 +29,11 @@ def embedding_size(codes: int) -> int:
 class Tabular(nn.Module):
     """Fully connected layers with ReLU over the numbers of a table and embeddings of its codes; `hidden=()` is linear.
 
-    It fits the inputs that a `Schema` makes: called as model(x) with numbers (B, F), or as model(numbers=…, codes=…) with
-    codes (B, C), too. If the target is a class, the outputs are logits (B, classes), loss and error are cross-entropy and
-    misclassification. If it is a number, the outputs z (B,) are in the target's own unit; the loss is ((z − y) / s)² with the
-    deviation s of the target among training clients, so that a learning rate suits every unit, and the error is (z − y)².
+    It fits the inputs x that a `Schema` makes, called as model(x): numbers (B, F), or a dict of "numbers" and of "codes"
+    (B, C). model(numbers=…, codes=…) is the same. If the target is a class, the outputs are logits (B, classes), loss and error
+    are cross-entropy and misclassification. If it is a number, the outputs z (B,) are in the target's own unit; the loss is
+    ((z − y) / s)² with the deviation s of the target among training clients, so that a learning rate suits every unit, and the
+    error is (z − y)².
 
     Initial parameters depend on `seed` alone: torch's default laws, but embeddings of "other" and "missing" start at zero, so
     that a category that training did not have is neutral. A code outside its column makes the outputs of its row NaN.
@@ -81,8 +82,14 @@ class Tabular(nn.Module):
     def _scaled_error(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return squared_error(outputs / self.target.deviation, targets / self.target.deviation)
 
-    def forward(self, numbers: Tensor | None = None, codes: Tensor | None = None) -> Tensor:
-        """Logits (B, classes), or numbers (B,), of numbers (B, F) and codes (B, C)."""
+    def forward(self, numbers: Tensor | Mapping[str, Tensor] | None = None, codes: Tensor | None = None) -> Tensor:
+        """Logits (B, classes), or numbers (B,), of numbers (B, F) and codes (B, C), or of a dict of both."""
+        if isinstance(numbers, Mapping):
+            given: Mapping[str, Tensor] = numbers
+            if codes is not None or given.keys() - {"numbers", "codes"}:
+                fix = "Make it by schema.transform(frame), and give nothing beside it."
+                raise InvalidParameter("inputs", 'must be one dict of "numbers" and "codes"', list(given), fix)
+            numbers, codes = given.get("numbers"), given.get("codes")
         self._check("numbers", numbers, self.features, floating=True)
         self._check("codes", codes, len(self.embeddings), floating=False)
         parts = [] if numbers is None else [numbers]

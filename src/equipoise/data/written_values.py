@@ -1,0 +1,122 @@
+"""How people write numbers and dates in files, 2.980,44 or 25.09.2024: which options read them, and columns read by these."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from equipoise.errors import require
+
+_MOST = 1000  # texts of a column that are looked at for an advice
+_NUMBERS = ((".", ""), (",", ""), (".", ","), (",", "."), (".", "'"), (".", " "), (",", " "), (",", "'"))  # decimal, thousands
+_DAYS = (
+    "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y",
+)  # fmt: skip
+_TIMES = ("", " %H:%M", " %H:%M:%S", "T%H:%M:%S")
+_SPACES = " \u00a0\u202f"  # a plain, a no-break and a narrow no-break space
+
+
+def checked_spelling(decimal: str, thousands: str, date_format: str) -> None:
+    """Refuse a separator of thousands that is no single sign beside the decimal one, and a format that names no date."""
+    good = isinstance(thousands, str) and len(thousands) <= 1 and not thousands.isalnum() and thousands not in ("-", "+")
+    fix = 'E.g. thousands="." with decimal="," for 2.980,44.'
+    require(good and thousands != decimal, "thousands", "must be one sign, and not that of decimals", thousands, fix)
+    fix = 'E.g. "%d.%m.%Y" for 25.09.2024, or leave it out for 2024-09-25.'
+    require(isinstance(date_format, str) and (not date_format or _is_format(date_format)), "date_format",
+            "must be a format of strptime with a day, a month and a year", date_format, fix)  # fmt: skip
+
+
+def _is_format(text: str) -> bool:
+    """Whether Arrow reads back the dates that a format writes."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    moment = datetime(2026, 11, 16)
+    try:
+        return bool(compute.strptime(pa.scalar(moment.strftime(text)), text, "s").as_py().date() == moment.date())
+    except (pa.ArrowException, ValueError, AttributeError):
+        return False
+
+
+def without_thousands(values: Any, decimal: str, thousands: str) -> Any:
+    """Text, an Arrow column, as the numbers that it is with separators of thousands; None if one of them is no number."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    texts = compute.utf8_trim_whitespace(values)
+    if thousands in _SPACES:
+        texts = compute.replace_substring_regex(texts, "[\u00a0\u202f]", " ")
+        thousands = " "
+    pattern = _pattern(decimal, thousands)
+    if texts.null_count == len(texts) or not compute.all(compute.match_substring_regex(texts, f"^(?:{pattern})$")).as_py():
+        return None
+    plain = compute.replace_substring(compute.replace_substring(texts, thousands, ""), decimal, ".")
+    for of in (pa.int64(), pa.float64()):
+        try:
+            return plain.cast(of)
+        except pa.ArrowInvalid:
+            continue
+    return None
+
+
+def with_numbers(table: Any, decimal: str, thousands: str, *, but: Sequence[str]) -> Any:
+    """An Arrow table whose columns of text are numbers where all of their texts are, but for the columns `but`."""
+    from pyarrow.types import is_string
+
+    for place, field in enumerate(table.schema) if thousands else ():
+        if is_string(field.type) and field.name not in but:
+            found = without_thousands(table.column(place), decimal, thousands)
+            table = table if found is None else table.set_column(place, field.name, found)
+    return table
+
+
+def _pattern(decimal: str, thousands: str) -> str:
+    """The regular expression of a number in groups of three digits, or in one."""
+    grouped = rf"\d{{1,3}}(?:{re.escape(thousands)}\d{{3}})+|" if thousands else ""
+    return rf"[-+]?(?:{grouped}\d+)(?:{re.escape(decimal)}\d*)?"
+
+
+def reading_advice(what: str, name: str, texts: Sequence[str], given: Mapping[str, str] | None) -> str:
+    """Which options read the texts of a column as numbers or dates ("number", "date"), as a sentence; empty if none does.
+
+    `given` are the options by which a CSV file was read, which are not advised again; None for a table that was no CSV file.
+    """
+    known = [text.strip() for text in texts[:_MOST]]
+    ways = [f'date_format="{each}"' for each in _formats(known)] if what == "date" else _separators(known, given or {})
+    if not ways:
+        return ""
+    choice = ways[0] if len(ways) == 1 else f"{', or '.join(ways)}, whichever is meant"
+    if given is not None:
+        return f"Give {choice}."
+    if what == "date":
+        formats = [way.removeprefix("date_format=") for way in ways]
+        return f"Convert it first: pandas.to_datetime(frame[{name!r}], format={' or '.join(formats)})."
+    return f"Read the file again: data.csv or pandas.read_csv with {choice}."
+
+
+def _separators(texts: Sequence[str], given: Mapping[str, str]) -> list[str]:
+    """The options, but for those that are given, under which all texts are numbers."""
+    found = []
+    for decimal, thousands in _NUMBERS:
+        pattern = re.compile(_pattern(decimal, thousands))
+        if all(pattern.fullmatch(text.translate(dict.fromkeys(map(ord, _SPACES), " "))) for text in texts):
+            wanted = {"decimal": decimal, "thousands": thousands}
+            usual = {"decimal": ".", "thousands": "", **given}
+            found.append({key: value for key, value in wanted.items() if value != usual[key]})
+    fewest = min(map(len, found), default=0)
+    return [", ".join(f'{key}="{value}"' for key, value in each.items()) for each in found if fewest and len(each) == fewest]
+
+
+def _formats(texts: Sequence[str]) -> list[str]:
+    """The formats under which all texts are dates."""
+    return [f"{day}{time}" for day in _DAYS for time in _TIMES if all(_fits(text, f"{day}{time}") for text in texts)]
+
+
+def _fits(text: str, form: str) -> bool:
+    try:
+        datetime.strptime(text, form)
+    except ValueError:
+        return False
+    return True
