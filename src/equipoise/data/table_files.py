@@ -17,7 +17,7 @@ from typing import Any
 
 from equipoise.data.arrays import first_line
 from equipoise.data.file_access import PathLike
-from equipoise.data.written_values import checked_spelling, with_numbers, without_thousands
+from equipoise.data.written_values import batch_with_numbers, checked_spelling, grouped_numbers, with_numbers
 from equipoise.errors import InvalidData, InvalidParameter, notify, require
 
 CSV_NAMES = "*.csv", "*.csv.gz"
@@ -378,7 +378,7 @@ def csv_files(
                         told = told or _tell_of_na(batch.column(0), path, client, rows)
                         batch = pa.record_batch([_plain_clients(batch.column(0))], names=[client])
                     rows += batch.num_rows
-                    yield _batch_with_numbers(batch, grouped, decimal, thousands)
+                    yield batch_with_numbers(batch, grouped, decimal, thousands)
 
     with opened(files[0]) as reader:
         found = reader.schema
@@ -395,42 +395,10 @@ def csv_files(
     _find_types(types, lambda: batches(None))
     if thousands:
         texts = [name for name, of in types.items() if of == pa.string() and name != client]
-        grouped |= _grouped_numbers(batches(None), texts, decimal, thousands)
+        grouped |= grouped_numbers(batches(None), texts, decimal, thousands)
     size = sum(file.stat().st_size * (_COMPRESSION if file.suffix == ".gz" else 1) for file in files)
     spelling = {"decimal": decimal, "thousands": thousands, "date_format": date_format}
     return TableFiles(path, names, size, batches, client, spelling)
-
-
-def _grouped_numbers(batches: Iterator[Any], texts: Sequence[str], decimal: str, thousands: str) -> dict[str, Any]:
-    """Those of some columns of text that hold numbers with separators of thousands, each with the type of all its numbers."""
-    import pyarrow as pa
-
-    found: dict[str, Any] = {}
-    left = set(texts)
-    for batch in batches:
-        for name in sorted(left):
-            values = batch.column(name)
-            if values.null_count == len(values):
-                continue
-            numbers = without_thousands(values, decimal, thousands)
-            if numbers is None:
-                left.discard(name)
-            elif found.get(name) != pa.float64():
-                found[name] = numbers.type
-    return {name: of for name, of in found.items() if name in left}
-
-
-def _batch_with_numbers(batch: Any, grouped: dict[str, Any], decimal: str, thousands: str) -> Any:
-    """A record batch with numbers in the columns that `grouped` has a type of."""
-    import pyarrow as pa
-
-    arrays = []
-    for name, values in zip(batch.schema.names, batch.columns, strict=True):
-        if name in grouped:
-            numbers = without_thousands(values, decimal, thousands)
-            values = pa.nulls(len(values), grouped[name]) if numbers is None else numbers.cast(grouped[name])
-        arrays.append(values)
-    return pa.record_batch(arrays, names=batch.schema.names) if grouped else batch
 
 
 def _find_types(types: dict[str, Any], batches: Callable[[], Iterator[Any]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -70,6 +70,38 @@ def with_numbers(table: Any, decimal: str, thousands: str, *, but: Sequence[str]
             found = without_thousands(table.column(place), decimal, thousands)
             table = table if found is None else table.set_column(place, field.name, found)
     return table
+
+
+def grouped_numbers(batches: Iterator[Any], texts: Sequence[str], decimal: str, thousands: str) -> dict[str, Any]:
+    """Those of some columns of text that hold numbers with separators of thousands, each with the type of all its numbers."""
+    import pyarrow as pa
+
+    found: dict[str, Any] = {}
+    left = set(texts)
+    for batch in batches:
+        for name in sorted(left):
+            values = batch.column(name)
+            if values.null_count == len(values):
+                continue
+            numbers = without_thousands(values, decimal, thousands)
+            if numbers is None:
+                left.discard(name)
+            elif found.get(name) != pa.float64():
+                found[name] = numbers.type
+    return {name: of for name, of in found.items() if name in left}
+
+
+def batch_with_numbers(batch: Any, grouped: dict[str, Any], decimal: str, thousands: str) -> Any:
+    """A record batch with numbers in the columns that `grouped` has a type of."""
+    import pyarrow as pa
+
+    arrays = []
+    for name, values in zip(batch.schema.names, batch.columns, strict=True):
+        if name in grouped:
+            numbers = without_thousands(values, decimal, thousands)
+            values = pa.nulls(len(values), grouped[name]) if numbers is None else numbers.cast(grouped[name])
+        arrays.append(values)
+    return pa.record_batch(arrays, names=batch.schema.names) if grouped else batch
 
 
 def _pattern(decimal: str, thousands: str) -> str:
