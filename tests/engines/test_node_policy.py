@@ -329,6 +329,19 @@ def test_an_answer_leaves_at_a_multiple_of_its_time(monkeypatch):
     assert slept == [3.5, 1.5]
 
 
+def test_the_guides_recipe_for_secure_sums_runs_with_its_policy(tmp_path, caplog):
+    """The algorithm and the policy of the section on secure sums; the log says what the server sees."""
+    guide = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
+    part = guide.partition("### Secure sums")[2].partition("### Differential privacy")[0]
+    names = {"eq": eq}
+    exec(part.partition("```python\n")[2].partition("```")[0], names)  # noqa: S102
+    (tmp_path / "policy.toml").write_text(part.partition("```toml\n")[2].partition("```")[0])
+    with caplog.at_level("INFO", logger="flwr"):
+        found, _ = run(names["algorithm"], read_policy(tmp_path / "policy.toml"), rounds=1, clients_per_round=4)
+    assert found.history.rounds[0].missing == {}
+    assert any("Only sums are visible" in record.getMessage() for record in caplog.records)
+
+
 def test_the_guides_recipe_for_privacy_runs_with_its_policy(tmp_path):
     """The algorithm and the policy that docs/federation.md shows, at nodes that refuse all parts but those."""
     guide = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")

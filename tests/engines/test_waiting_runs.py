@@ -7,8 +7,10 @@ import logging
 
 import pytest
 from fake_grid import federation, run_app
+from typer.testing import CliRunner
 
 import equipoise as eq
+from equipoise.cli.federation_commands import app as operators
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.apps.template import write_app
@@ -60,3 +62,28 @@ def test_an_option_that_the_app_does_not_have_is_named(tmp_path):
         refuse_unknown_options(tmp_path / "my-app", "rounds=a b")
     with pytest.raises(ConfigError, match="folder of the app"):
         refuse_unknown_options(tmp_path, "rounds=3")
+
+
+def test_extend_refuses_fewer_rounds(tmp_path):
+    """Before, 26 rounds for a run of 30 were taken without a word, and changed nothing."""
+    run_app(server_app(eq.Algorithm(), model=softmax, rounds=3, clients=3, folder=tmp_path / "run"), federation(DATA, softmax))
+    shown = CliRunner().invoke(operators, ["extend", str(tmp_path / "run"), "--rounds", "2"])
+    assert shown.exit_code != 0
+    assert "more than the 3 rounds" in str(shown.exception)
+    assert not (tmp_path / "run" / "control.json").exists()
+
+
+def test_an_alert_is_told_once_and_a_node_that_is_back_too(tmp_path, caplog):
+    """Before, a node that was away was an alert anew in every round, and no line said that it was back."""
+    grid = federation(DATA, softmax)
+
+    class Away(eq.types.Observer):
+        def on_round(self, report):
+            (grid.offline.add if report.round < 5 else grid.offline.discard)("client-2")
+
+    options = {"rounds": 8, "clients": 3, "minimum": 2, "folder": tmp_path / "run", "observers": [Away()]}
+    with caplog.at_level("INFO", logger="flwr"):
+        run_app(server_app(eq.Algorithm(), model=softmax, **options), grid)
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum(line.startswith("Alert: client-2 has failed") for line in lines) == 1
+    assert "client-2 is back." in lines

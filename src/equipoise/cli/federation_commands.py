@@ -306,8 +306,13 @@ def extend(
     """
     _require_flower()
     from equipoise.engines.flower.apps.fixed_rounds import refuse_more_rounds
+    from equipoise.engines.flower.operate.run_view import RunView
+    from equipoise.errors import ConfigError
 
     refuse_more_rounds(folder, rounds)
+    planned = RunView(folder).read()["rounds"]
+    if rounds <= planned:
+        raise ConfigError(f"--rounds must be more than the {planned} rounds that the run in {folder} has, but is {rounds}.")
     _order(folder, f"The run has {rounds} rounds in all, or more if it was begun with more.", rounds=rounds)
 
 

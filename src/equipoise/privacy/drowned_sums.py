@@ -24,5 +24,6 @@ def drowning_words(multiplier: float, parameters: int, clients: float) -> str:
     return (
         f"Noise drowns the sum of updates: its standard deviation is {multiplier:.3g} × clip in each of {parameters} "
         f"parameters, a norm of about {norm:.3g} × clip, and the sum of {clients:g} clipped updates has at most {clients:g} × "
-        f"clip. The model learns little. About {math.ceil(norm)} clients in each round would match the noise. With few sites use secure sums."
+        f"clip. The model learns little. About {math.ceil(norm)} clients in each round would match the noise. With few sites "
+        "use secure sums."
     )

@@ -27,6 +27,7 @@ from equipoise.observers import Evaluation
 from equipoise.types import Observer, RoundReport
 
 STATUS, EVENTS = "status.json", "events.jsonl"
+SAME_ALERT = 6  # characters by which an alert is known again: "has fa…", "has a …"
 KEEPS_FAILING = 3  # rounds in a row after which a node is an alert
 DRIFT = (4.0, 0.05)  # deviations, and amount, above the median of all clients from which an error is an alert
 log = logging.getLogger("flwr")  # Flower shows it to whoever watches the run
@@ -77,8 +78,12 @@ class RunStatus(Observer):
         self.write()
 
     def alert(self, client: str, text: str) -> None:
-        """Something that the operator should look at; each is told once until it is over."""
-        if not any(known["client"] == client and known["text"] == text for known in self.about["alerts"]):
+        """Something that the operator should look at; each is told once until it is over, and its figures are kept fresh."""
+        start = text[:SAME_ALERT]
+        known = [each for each in self.about["alerts"] if each["client"] == client and each["text"].startswith(start)]
+        for each in known:
+            each["text"] = text
+        if not known:
             self.about["alerts"].append({"time": moment(), "client": client, "text": text})
             self.event("alert", client=client, text=text)
             log.warning("Alert: %s %s.", client, text)
@@ -157,7 +162,6 @@ class RunStatus(Observer):
                 absent = "retired" if retired else "failed"
                 entry["state"] = "resting" if client in messenger.resting else absent if client in missing else "good"
             if entry["in_a_row"] >= KEEPS_FAILING:
-                self.clear(client, "has failed")
                 self.alert(client, f"has failed in {entry['in_a_row']} rounds in a row: it {entry['fault']}")
         numbers = {"seconds": report.seconds, "trained": report.trained, "cohort": report.cohort}
         if self.open_scores and report.loss == report.loss and abs(report.loss) != float("inf"):
@@ -179,8 +183,10 @@ class RunStatus(Observer):
         }
         for client, error in errors.items():
             self._entry(client)["error"] = round(error, 6)
-        for client, text in drifted(errors):
-            self.clear(client, "has a")
+        found = list(drifted(errors))
+        for client in errors.keys() - {client for client, _ in found}:
+            self.clear(client, "has a ")
+        for client, text in found:
             self.alert(client, text)
         self.write()
 

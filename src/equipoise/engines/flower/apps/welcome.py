@@ -121,6 +121,8 @@ class Welcome:
         nodes[client], self.messenger.marks[client] = node, member.fingerprint
         self.messenger.known[node] = client
         self.messenger.heard[client], self.messenger.versions[client] = time.time(), member.versions
+        if self.begun and client in {*self.messenger.away, *self.messenger.resting}:
+            log.info("%s is back.", client)
         self.messenger.away.discard(client)
         self.messenger.wake(client)
         self.members[client] = member if before is None or not self.begun else before
