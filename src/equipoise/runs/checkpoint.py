@@ -28,6 +28,7 @@ from equipoise.errors import CheckpointError, Diverged, EquipoiseNotice, NotWrit
 from equipoise.observers import EvaluationPoint, History
 from equipoise.runs.history_columns import packed_reports, unpacked_reports
 from equipoise.runs.identity import identity_of, refuse_other_run
+from equipoise.runs.state_rules import refuse_unkeepable
 from equipoise.runs.stopping import StopState
 from equipoise.types import Observer, PersonalWork, RoundReport, ServerState, SolverMemory
 
@@ -182,6 +183,9 @@ class Checkpoints(Observer):
                 *((run.setting.personal, run.state.personal) for run in runs if run.setting.personal is not None),
                 *((run.setting.kept, run.state.kept) for run in runs if run.setting.kept is not None),
             ]
+            for run in runs:
+                for name in ("risk", "solver", "aggregator", "server", "averaging"):
+                    refuse_unkeepable(name, vars(run.setting.algorithm)[name], vars(run.state)[name], run.setting.name)
             for rows, _ in keeping:
                 rows.flush()
             measured = self._settings[0].engine_traits.measured
@@ -226,8 +230,9 @@ def packed(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: packed(getattr(value, f.name), tensors, f"{name}.{f.name}") for f in dataclasses.fields(value)}
         return {"class": f"{type(value).__module__}:{type(value).__qualname__}", "fields": fields}
+    part = name.lstrip("0123456789.")  # without the number of the run
     raise NotWritten(
-        f"The state of {name} holds a {type(value).__name__}, which a checkpoint cannot keep. Make it of tensors, numbers, "
+        f"The state of {part} holds a {type(value).__name__}, which a checkpoint cannot keep. Make it of tensors, numbers, "
         "text, tuples, lists, dictionaries or dataclasses."
     )
 
