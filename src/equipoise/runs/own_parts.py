@@ -72,11 +72,11 @@ def try_own_parts(algorithm: Algorithm, clients: Sequence[str], alpha: Tensor, c
     }
     parts: list[tuple[str, Any]] = [(name, vars(algorithm)[name]) for name in trials]
     parts += [("solver", each) for each in (_wrapped(algorithm.solver), algorithm.traits.personal.solver)]
-    inside = algorithm.aggregator
+    within: Any = algorithm.aggregator
     while (
-        inside := vars(inside).get("aggregator") if is_dataclass(inside) else None
+        within := vars(within).get("aggregator") if is_dataclass(within) else None
     ) is not None:  # of FedNova, NNM, Bucketing
-        parts.append(("aggregator", inside))
+        parts.append(("aggregator", within))
     for name, part in parts:
         if part is None or not is_of_user(part):
             continue
