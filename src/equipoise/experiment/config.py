@@ -95,16 +95,22 @@ class TrainRecord:
         return {name: NONE if value is None else value for name, value in asdict(self).items()}
 
 
+def metric_column(name: str) -> str:
+    """What results call a metric of a configuration: its name, of an import path what follows the colon."""
+    return name.rpartition(":")[2]
+
+
 @dataclass(frozen=True)
 class TrainOptions(TrainRecord):
     """The section [train]: rounds, cohorts, seed, evaluation, checkpoints and engine.
 
-    `name` is the name of the run in reports (None: that of its folder). `evaluate_clients` is how many clients of each split
-    are evaluated, drawn at random (None: all). `metrics` are names of metrics of single clients. `checkpoint_every` is in
-    rounds (None: about every ten seconds). `threads` are torch's (None: torch's own choice; the folder of a run holds the
-    number). `stop`, a section [train.stop], has the parameters of EarlyStopping. `attributes` names a CSV file with a row per
-    client, its id first and then attributes by which reports show subgroups. `conformal` is ζ, the share of test examples that
-    conformal sets may miss (None: no sets).
+    `name` is the name of the run in reports (None: that of its folder). `evaluate_clients` is how many clients of each
+    split are evaluated, drawn at random (None: all). `metrics` are names of metrics of single clients, or import paths
+    "module:name" of metrics of your own. `loss` is the import path of a loss of your own, (outputs, targets) → one number
+    per example (None: the model's). `checkpoint_every` is in rounds (None: about every ten seconds). `threads` are torch's
+    (None: torch's own choice; the folder of a run holds the number). `stop`, a section [train.stop], has the parameters of
+    EarlyStopping. `attributes` names a CSV file with a row per client, its id first and then attributes by which reports
+    show subgroups. `conformal` is ζ, the share of test examples that conformal sets may miss (None: no sets).
     """
 
     evaluate_clients: int | None = None
@@ -117,6 +123,7 @@ class TrainOptions(TrainRecord):
     compiled: bool | None = None
     threads: int | None = None
     metrics: list[str] | None = None
+    loss: str | None = None
     attributes: str | None = None
     conformal: float | None = None
     stop: EarlyStopping | None = None
@@ -134,12 +141,24 @@ class TrainOptions(TrainRecord):
         require_number("conformal", self.conformal, "(0, 1)", none="no conformal sets")
         if self.metrics:
             from equipoise.client_metrics import PROVIDED
+        rule = "must be names of {}, or import paths of functions"
         for name in self.metrics or ():
-            require(name in PROVIDED, "metrics", f"must be names of {', '.join(PROVIDED)}", name, "Others are given in Python.")
+            good = ":" in name or name in PROVIDED
+            require(good, "metrics", rule.format(", ".join(PROVIDED)), name, 'Write "mymodule:f" for a metric of your own.')
+        columns = [metric_column(name) for name in self.metrics or ()]
+        require(len(set(columns)) == len(columns), "metrics", "must have different names", self.metrics)
+        path_rule, fix = 'must be an import path, "module:name"', "Leave it out for the loss of the model."
+        require(self.loss is None or ":" in self.loss, "loss", path_rule, self.loss, fix)
         known = catalog.part("engine", self.engine, where="train.engine").parameters
         for name in ("device", "chunk_size", "workers", "precision", "compiled"):
             value = getattr(self, name)
             require(value is None or name in known, name, f"is not used by the engine {self.engine!r}", value, "Leave it out.")
+
+    @property
+    def import_paths(self) -> dict[str, str]:
+        """The functions of the user's own code by their import paths, each with the key that names it."""
+        paths = {name: "train.metrics" for name in self.metrics or () if ":" in name}
+        return paths | ({} if self.loss is None else {self.loss: "train.loss"})
 
     def chosen_engine(self) -> Any:
         """The engine that these options describe, not yet started."""
@@ -191,6 +210,7 @@ class RunConfig:
     attack: PartConfig | None = None  # on the training clients
     family: FamilyConfig | None = None  # of models for several values of a knob; None: one model
     versions: dict[str, str] = field(default_factory=dict, compare=False)  # of the libraries that wrote the file, if any did
+    functions: dict[str, catalog.CatalogPart] = field(default_factory=dict, compare=False)  # own losses and metrics, by path
 
     @classmethod
     def read(
@@ -236,6 +256,7 @@ class RunConfig:
             else None,
             FamilyConfig.of(section(table, "family")) if "family" in table else None,
             {k: check_value(v, str, f"versions.{k}") for k, v in section(table, "versions", required=False).items()},
+            {path: own_function(path, where, origin) for path, where in train.import_paths.items()},
         )
         config.algorithm()  # values that break a part's own rule are refused here, before data are read
         return config
@@ -248,6 +269,17 @@ class RunConfig:
         with refusals_at("algorithm", (), "parts"):
             return Algorithm(**parts, weights=self.weights)
 
+    def loss(self) -> Any:
+        """The loss of the user's own that the configuration names; None for the model's."""
+        return None if self.train.loss is None else self.functions[self.train.loss].own
+
+    def metrics(self) -> dict[str, Any]:
+        """The metrics that the configuration names, by the names that results have for them."""
+        from equipoise.client_metrics import PROVIDED
+
+        given = self.train.metrics or ()
+        return {metric_column(name): self.functions[name].own if ":" in name else PROVIDED[name] for name in given}
+
     def with_model(self, **parameters: Any) -> RunConfig:
         """The configuration with further parameters of the model."""
         return replace(self, model=replace(self.model, parameters={**self.model.parameters, **parameters}))
@@ -256,7 +288,8 @@ class RunConfig:
         """The configuration as nested TOML tables, with the versions of the installed libraries."""
         parts = {kind: part.table() for kind, part in self.parts.items()}
         left_out = {kind: NONE for kind in catalog.OPTIONAL_PARTS if kind not in self.parts}
-        code = {path: asdict(file) for part in self._all_parts() for path, file in part.files.items()}
+        files = [part.files for part in self._all_parts()] + [dict(own.files) for own in self.functions.values()]
+        code = {path: asdict(file) for each in files for path, file in each.items()}
         return {
             "data": self.data.table(),
             "model": self.model.table(),
@@ -422,6 +455,17 @@ def named_part(kind: str, name: str, where: str, origin: Origin) -> catalog.Cata
         if parameter.required and not parameter.in_config and not from_data:
             why = "the key name is taken" if parameter.name == "name" else "no value of TOML fits it"
             raise ConfigError(f"{where}: {name} needs {parameter.name}, but {why}. Give it a default in your code.")
+    return part
+
+
+def own_function(import_path: str, where: str, origin: Origin) -> catalog.CatalogPart:
+    """A loss or a metric of the user's own code, a function of (outputs, targets); admitted as parts of one's own are."""
+    if origin.code is None:
+        fix = "Only equipoise run, compare and tune run it."
+        raise ConfigError(f"{where}: {import_path} is code of the user's own, which is not run here. {fix}")
+    part = origin.code.part("function", import_path, where)
+    if isinstance(part.own, type):
+        raise ConfigError(f"{where}: {import_path} must be a function of (outputs, targets), but is a class.")
     return part
 
 
