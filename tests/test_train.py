@@ -182,9 +182,9 @@ def test_a_comparison_refuses_what_does_not_go_together_before_the_first_round(r
         ({"evaluate_every": "2"}, "evaluate_every must be at least 1"),
         ({"model": nn.Flatten()}, "model must have trainable parameters"),
         ({"model": nn.Linear(7, 3)}, "model must fit the data 'ragged': inputs of shape (4,) and type float32"),
-        ({"model": nn.Linear(4, 2)}, "model must tell the 3 classes of 'ragged' (0 to 2) apart; Linear knows 2"),
-        ({"model": eq.models.Softmax(4, 2)}, "model must tell the 3 classes of 'ragged' (0 to 2) apart; Softmax knows 2"),
-        ({"model": eq.models.Logistic(4)}, "model must tell the 3 classes of 'ragged' (0 to 2) apart; Logistic knows 2"),
+        ({"model": nn.Linear(4, 2)}, "(0 to 2) apart, but is 'Linear with 2 classes'. Give it"),
+        ({"model": eq.models.Softmax(4, 2)}, "classes of 'ragged' (0 to 2) apart, but is 'Softmax with 2 classes'."),
+        ({"model": eq.models.Logistic(4)}, "classes of 'ragged' (0 to 2) apart, but is 'Logistic with 2 classes'."),
     ],
 )
 def test_bad_input_is_named(options, words, ragged):

@@ -114,7 +114,8 @@ class Diverged(EquipoiseError, RuntimeError):
         where = f" of client {shown}" if self.clients else ""
         number = round_index if what == AFTER_THE_LAST else round_index + 1
         self._found = f"Round {number}: the {what}{where} is not finite, so training stopped; earlier rounds are kept."
-        super().__init__(f"{self._found} Lower the learning rate, or look at these clients' data.")
+        advice = "Lower the learning rate, or look at these clients' data, and at the loss function if it is your own."
+        super().__init__(f"{self._found} {advice}")
 
     def because(self, reason: str) -> None:
         """Say what is likely wrong in place of the usual advice."""

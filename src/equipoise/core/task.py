@@ -486,8 +486,10 @@ class Task:
             known = outputs.shape[1] if logits else data.classes
         if known is not None and data.classes > known:
             classes = f"{data.classes} classes of {data.name!r} (0 to {data.classes - 1})"
-            rule = f"must tell the {classes} apart; {name} knows {known}"
-            raise InvalidParameter("model", rule, name, "Give it more classes, or use models.Softmax.")
+            rule = f"must tell the {classes} apart"
+            raise InvalidParameter(
+                "model", rule, f"{name} with {known} classes", "Give it more classes, or use models.Softmax."
+            )
 
 
 def _copy_all(
