@@ -166,3 +166,30 @@ def test_data_that_cannot_have_a_mark_are_refused():
     for wrong in ({"patch": 0}, {"examples": 0.0}, {"boost": 0.0}, {"target": -1}, {"value": math.inf}):
         with pytest.raises(InvalidParameter, match=next(iter(wrong))):
             Backdoor(**wrong)
+
+
+def test_a_backdoor_marks_one_of_several_inputs_by_name():
+    clients = images()
+    named = ClientSet({"image": clients.x, "age": torch.zeros(len(clients.y), 1)}, clients.y, clients.offsets, clients.ids)
+    data = FederatedData(named, test=named)
+    with pytest.raises(InvalidParameter, match=r"leaf must name the input that gets the mark, but is None. E.g. Backdoor"):
+        apply(data, Backdoor(share=0.5))
+    with pytest.raises(InvalidParameter, match="leaf must be None"):
+        apply(FederatedData(clients), Backdoor(share=0.5, leaf="image"))
+    attack = {"share": 0.5, "target": 1, "patch": 2, "value": 5.0}
+    marked = apply(data, Backdoor(**attack, leaf="image"))
+    plain = apply(FederatedData(clients, test=clients), Backdoor(**attack))
+    assert torch.equal(marked.train.x["image"], plain.train.x)
+    assert torch.equal(marked.train.y, plain.train.y)
+    assert not marked.train.x["age"].any()
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(17, 3)
+
+        def forward(self, image, age):
+            return self.layer(torch.cat([image.flatten(1), age], 1))
+
+    result = eq.train(Named(), marked, rounds=1, clients_per_round=3, progress=False)
+    assert "backdoor_success" in result.clients.metrics

@@ -287,8 +287,10 @@ def test_runs_of_a_study_have_a_core_each_and_a_gpu_one_at_a_time(tmp_path, monk
 
 
 def test_a_study_from_file_to_report(tmp_path):
-    result = call("compare", str(ROOT / "examples" / "study.toml"), *SMALL, "--set", "study.seeds=1", "--workers", "2")
+    options = ("--set", "study.seeds=1", "--set", 'train.metrics=["macro_f1"]', "--workers", "2")
+    result = call("compare", str(ROOT / "examples" / "study.toml"), *SMALL, *options)
     assert result.exit_code == 0, result.output
+    assert "macro_f1 over the same clients, more is better" in result.stdout
     for method in ("FedAvg", "Δ-FL 0.5", "q-fair"):
         assert method in result.stdout
     assert (tmp_path / "runs/study/report.html").exists()

@@ -238,7 +238,7 @@ def fails(outputs, targets):
         ({"f1_90": eq.metrics.macro_f1}, "names of one word"),
         ({"f1": 3}, "'f1' is none"),
         ({"f1": fails}, "'f1' failed for client 'client-0'"),
-        ({"f1": lambda outputs, targets: outputs}, "must give one number per client"),
+        ({"f1": lambda outputs, targets: outputs}, "must be one number, but is 'a tensor of shape"),
         ({"f1": lambda outputs: 0.0}, "'f1' failed"),
         ({"f1": eq.metrics.Metric(fails, higher_is_better="yes")}, "higher_is_better"),
         ({"f1": eq.metrics.mean_absolute_error}, "as many outputs as targets"),

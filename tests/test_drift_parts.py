@@ -217,3 +217,28 @@ def test_lengths_of_steps_must_be_public_where_clients_are_hidden(privacy):
         eq.Algorithm(solver=Scaffold(SGD(epochs=2)), privacy=privacy)
     with pytest.raises(IncompatibleParts, match="Count local work in steps"):
         eq.Algorithm(solver=Scaffold(SGD(steps=4, straggler_share=0.3)), privacy=privacy)
+
+
+class OwnSign(SGD):
+    """No sum of gradients."""
+
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        weights.sub_(lr * gradient.sign())
+
+
+class OwnMomentum(SGD):
+    """A sum of gradients, each with a fixed factor."""
+
+    def begin(self, weights):
+        return (torch.zeros_like(weights),)
+
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        memory[0].mul_(0.9).add_(gradient)
+        weights.sub_(lr * memory[0])
+
+
+def test_scaffold_takes_a_solver_of_ones_own_only_if_it_adds_up_gradients():
+    with pytest.raises(InvalidParameter, match="must add up gradients, each with a fixed factor") as caught:
+        Scaffold(OwnSign(lr=0.01))
+    assert "your solver without SCAFFOLD" in str(caught.value)
+    assert Scaffold(OwnMomentum(lr=0.01)).solver.lr == 0.01

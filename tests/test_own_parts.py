@@ -143,6 +143,183 @@ class Doubling(eq.sampling.Uniform):
         return type(drawn)(round_index, seed, drawn.clients, 2 * drawn.weights, drawn.inclusion)
 
 
+def writes_to_state(losses, base_weights, *, clients=None, state=None):
+    state = {"rounds": 0} if state is None else state
+    state["rounds"] += 1
+    return RiskValue(base_weights @ losses, base_weights, state)
+
+
+def state_is_a_function(losses, base_weights, *, clients=None, state=None):
+    return RiskValue(base_weights @ losses, base_weights, lambda: None)
+
+
+def state_is_an_object(losses, base_weights, *, clients=None, state=None):
+    return RiskValue(base_weights @ losses, base_weights, [object()])
+
+
+CALLS = []
+
+
+def hidden_state(losses, base_weights, *, clients=None, state=None):
+    CALLS.append(1)
+    factor = 1 + 0.1 * len(CALLS)
+    return RiskValue(factor * base_weights @ losses, factor * base_weights, state)
+
+
+def single_precision(losses, base_weights, *, clients=None, state=None):
+    return RiskValue((base_weights @ losses).float(), base_weights.float(), state)
+
+
+@dataclass(frozen=True)
+class LinearMomentum:
+    """FedAvgM as an aggregator that calls itself linear: engines add up its totals, and no call gets a state."""
+
+    linear = True
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        total = weights.to(updates.dtype) @ updates
+        total = total if state is None else total + 0.9 * state
+        return total, total
+
+
+@dataclass(frozen=True)
+class Momentum(LinearMomentum):
+    linear = False
+
+
+@dataclass(frozen=True)
+class ScalesInPlace:
+    linear = False
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        updates.div_(updates.norm(dim=1, keepdim=True).clamp(min=1))
+        return weights.to(updates.dtype) @ updates, state
+
+
+@dataclass(frozen=True)
+class MomentumInPlace:
+    linear = False
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        total = weights.to(updates.dtype) @ updates
+        state = total.clone() if state is None else state.mul_(0.5).add_(total, alpha=0.5)
+        return state, state
+
+
+@dataclass(frozen=True)
+class PlainSum:
+    linear = False
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        return updates.sum(0), state
+
+
+@dataclass(frozen=True)
+class DoublePrecision:
+    linear = False
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        return weights @ updates.double(), state
+
+
+@dataclass(frozen=True)
+class Rebinding(eq.solvers.SGD):
+    """Momentum that is never stored."""
+
+    def begin(self, weights):
+        return (torch.zeros_like(weights),)
+
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        (m,) = memory
+        m = 0.9 * m + gradient
+        weights.sub_(lr * m)
+
+
+@dataclass(frozen=True)
+class FromTheStart(eq.solvers.SGD):
+    """A good solver that remembers where it began, and changes nothing of that."""
+
+    def begin(self, weights):
+        return (weights.clone(),)
+
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        weights.sub_(lr * (gradient + 0.1 * (weights - memory[0])))
+
+
+@dataclass(frozen=True)
+class Ascent(eq.solvers.SGD):
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        weights.add_(lr * gradient)
+
+
+OF_STATE = [
+    (eq.testing.check_risk, writes_to_state, "does not write to the state it is given"),
+    (eq.testing.check_risk, state_is_a_function, "a state is made of what a checkpoint keeps"),
+    (eq.testing.check_risk, state_is_an_object, "a state is made of what a checkpoint keeps"),
+    (eq.testing.check_risk, hidden_state, "twice"),
+    (eq.testing.check_aggregator, LinearMomentum(), "a linear aggregator has no state"),
+    (eq.testing.check_aggregator, ScalesInPlace(), "does not write to the updates"),
+    (eq.testing.check_aggregator, MomentumInPlace(), "does not write to the state it is given"),
+    (eq.testing.check_aggregator, PlainSum(), "however many clients send them"),
+    (eq.testing.check_aggregator, DoublePrecision(), "the total has the type of the updates"),
+    (eq.testing.check_solver, Rebinding(), "is changed by the step, in place"),
+    (eq.testing.check_solver, Ascent(), "a convex loss lower it"),
+]
+PLACE = {eq.testing.check_risk: "risk", eq.testing.check_aggregator: "aggregator", eq.testing.check_solver: "solver"}
+
+
+@pytest.mark.parametrize(("check", "part", "law"), OF_STATE, ids=lambda case: str(case)[:30])
+def test_parts_that_misuse_their_state_are_refused_by_check_and_by_train(check, part, law, ragged):
+    with pytest.raises(eq.testing.LawBroken, match=law):
+        check(part)
+    for engine in ("loop", "simulator"):
+        with pytest.raises(InvalidParameter, match=law) as caught:
+            eq.train(
+                eq.models.Softmax(4, 3), ragged, eq.Algorithm(**{PLACE[check]: part}), rounds=1, clients_per_round=4,
+                engine=engine, progress=False,
+            )  # fmt: skip
+        assert caught.value.code == "EQ121"
+
+
+def test_checks_name_what_is_wrong_and_not_what_follows_from_it():
+    with pytest.raises(eq.testing.LawBroken, match="does not write to the losses"):
+        eq.testing.check_risk(doubling)
+    with pytest.raises(eq.testing.LawBroken, match="float64 losses are float64"):
+        eq.testing.check_risk(single_precision)
+    with pytest.raises(eq.testing.LawBroken, match=r"^Ascent\(lr=0.05\) breaks the law"):
+        eq.testing.check_solver(Ascent(lr=0.05))
+
+
+def test_good_parts_with_a_memory_pass():
+    eq.testing.check_aggregator(Momentum())
+    eq.testing.check_solver(FromTheStart())
+
+
+def test_an_aggregator_of_ones_own_inside_another_is_tried(ragged):
+    with pytest.raises(InvalidParameter, match="a linear aggregator has no state"):
+        train(ragged, aggregator=eq.aggregators.FedNova(LinearMomentum()))
+
+
+@dataclass(frozen=True)
+class LateSet:
+    """A risk whose state becomes a set once the trial before the run is over."""
+
+    def __call__(self, losses, base_weights, *, clients=None, state=None):
+        several = len(losses) == 4
+        return RiskValue(base_weights @ losses, base_weights, {1, 2} if several else None)
+
+
+def test_a_state_that_no_checkpoint_keeps_is_refused_after_the_first_round(ragged, tmp_path):
+    for options in ({}, {"checkpoint": tmp_path / "late.ckpt"}):
+        with pytest.raises(InvalidParameter, match=r"risk of 'ours' must keep the law that a state is made of") as caught:
+            eq.train(
+                eq.models.Softmax(4, 3), ragged, eq.Algorithm(risk=LateSet()), rounds=3, clients_per_round=4, name="ours",
+                progress=False, **options,
+            )  # fmt: skip
+        assert caught.value.code == "EQ121"
+        assert "type set" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("parts", "words"),
     [

@@ -53,6 +53,7 @@ NOT_PARTS = {
         "getattr(model, 'bias', None)": "a parameter of a model",
     },
     "equipoise.personal.regularise": {"getattr(loss, '__name__', type(loss).__name__)": "a function's name, for a message"},
+    "equipoise.runs.checked_first": {"isinstance(engine, str | Simulator | Loop)": "whether the data are on this machine"},
     "equipoise.runs.checkpoint": {
         "getattr(state_class, step, None)": "a class in a module, by name",
     },

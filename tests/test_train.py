@@ -113,11 +113,47 @@ def test_each_run_of_a_comparison_has_a_checkpoint_of_its_own(ragged, tmp_path):
     options = {"clients_per_round": 4, "seeds": 2}
     eq.compare(methods, softmax(), ragged, rounds=2, checkpoint=tmp_path / "c.ckpt", **options)
     names = {path.name for path in tmp_path.glob("c*.ckpt")}
-    assert names == {"c.ckpt", "c-2.ckpt", "c-3.ckpt", "c-4.ckpt"}
+    assert len(names) == 4
+    assert {"c-FedAvg-seed0.ckpt", "c-FedAvg-seed1.ckpt"} < names
     resumed = eq.compare(methods, softmax(), ragged, rounds=4, checkpoint=str(tmp_path / "c.ckpt"), **options)
     whole = eq.compare(methods, softmax(), ragged, rounds=4, **options)
     for one, other in zip(resumed.all_results, whole.all_results, strict=True):
         assert torch.equal(one.params, other.params)
+    more = {"FedProx": eq.Algorithm(solver=eq.solvers.SGD(prox=0.1)), **methods}  # a method in front, and one more seed
+    longer = eq.compare(more, softmax(), ragged, rounds=4, clients_per_round=4, seeds=3, checkpoint=tmp_path / "c.ckpt")
+    for name, runs in whole.results.items():
+        for one, other in zip(longer.results[name], runs, strict=False):
+            assert torch.equal(one.params, other.params)
+    assert len(list(tmp_path.glob("c*.ckpt"))) == 9
+
+
+def test_a_comparison_goes_on_from_numbered_checkpoints_of_earlier_versions(ragged, tmp_path):
+    methods = {"FedAvg": eq.Algorithm(), "Δ-FL 0.5": eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5))}
+    for number, algorithm in enumerate(methods.values(), 1):
+        path = tmp_path / ("c.ckpt" if number == 1 else f"c-{number}.ckpt")
+        eq.train(softmax(), ragged, algorithm, rounds=2, clients_per_round=4, checkpoint=path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        eq.compare(methods, softmax(), ragged, rounds=3, clients_per_round=4, checkpoint=tmp_path / "c.ckpt")
+    assert sum("Going on from round 2 of 3" in str(each.message) for each in caught) == 2
+    assert {path.name for path in tmp_path.glob("c*.ckpt")} == {"c.ckpt", "c-2.ckpt"}
+
+
+@pytest.mark.parametrize(
+    "last", [eq.Algorithm(aggregator=eq.aggregators.Median()), eq.Algorithm(personal=eq.personal.FedRep("2.*"))]
+)
+def test_a_comparison_refuses_what_does_not_go_together_before_the_first_round(ragged, last):
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    heard = []
+
+    class Watch(eq.types.Observer):
+        def on_round(self, report):
+            heard.append(report)
+
+    with pytest.raises(IncompatibleParts) as caught:
+        eq.compare({"FedAvg": eq.Algorithm(), "last": last}, model, ragged, rounds=1, clients_per_round=4, observers=[Watch()])
+    assert heard == []
+    assert "This was method 'last'. No method was trained." in caught.value.__notes__
 
 
 @pytest.mark.parametrize(
@@ -146,9 +182,9 @@ def test_each_run_of_a_comparison_has_a_checkpoint_of_its_own(ragged, tmp_path):
         ({"evaluate_every": "2"}, "evaluate_every must be at least 1"),
         ({"model": nn.Flatten()}, "model must have trainable parameters"),
         ({"model": nn.Linear(7, 3)}, "model must fit the data 'ragged': inputs of shape (4,) and type float32"),
-        ({"model": nn.Linear(4, 2)}, "model must tell the 3 classes of 'ragged' (0 to 2) apart; Linear knows 2"),
-        ({"model": eq.models.Softmax(4, 2)}, "model must tell the 3 classes of 'ragged' (0 to 2) apart; Softmax knows 2"),
-        ({"model": eq.models.Logistic(4)}, "model must tell the 3 classes of 'ragged' (0 to 2) apart; Logistic knows 2"),
+        ({"model": nn.Linear(4, 2)}, "(0 to 2) apart, but is 'Linear with 2 classes'. Give it"),
+        ({"model": eq.models.Softmax(4, 2)}, "classes of 'ragged' (0 to 2) apart, but is 'Softmax with 2 classes'."),
+        ({"model": eq.models.Logistic(4)}, "classes of 'ragged' (0 to 2) apart, but is 'Logistic with 2 classes'."),
     ],
 )
 def test_bad_input_is_named(options, words, ragged):

@@ -135,8 +135,9 @@ class ClientMeasurement:
             plain = plain_values(value)
             if not is_number(plain):
                 shown = type(value).__name__ if not isinstance(value, Tensor) else f"a tensor of shape {tuple(value.shape)}"
-                rule = f"must give one number per client; {name!r} gave for client {self._client!r}"
-                raise InvalidParameter("metrics", rule, shown, "Average over the examples, or return NaN where there is none.")
+                where = f"metrics[{name!r}] of client {self._client!r}"
+                fix = "Average over the examples, or return NaN where there is none."
+                raise InvalidParameter(where, "must be one number", shown, fix)
             found.append(float(plain))
         return found
 

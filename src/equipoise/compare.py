@@ -18,7 +18,8 @@ from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of, interv
 from equipoise.report.text.paper_tables import latex_table, markdown_table, paper_table
 from equipoise.report.text.phrases import INTERVAL, SHARED, capital, remarks
 from equipoise.result import Result
-from equipoise.runs.checkpoint import Checkpoints, numbered
+from equipoise.runs.checked_first import refuse_unfit_methods
+from equipoise.runs.checkpoint import Checkpoints, checkpoint_of
 from equipoise.runs.health import each_notice_once
 from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build
 from equipoise.subgroups import subgroup_lines
@@ -180,8 +181,9 @@ def compare(
 ) -> Comparison:
     """Train every method with every seed; `seeds=5` means 0 … 4. Further options are those of `train`. Source: ours.
 
-    `checkpoint` names the file of the first run; further ones have files beside it (`compared.ckpt`, `compared-2.ckpt`, …), all
-    methods of the first seed first. If a run fails, the error's `finished` holds the runs that ended before it.
+    All methods are checked with the model and the data before the first round of the first one. `checkpoint="c.ckpt"` gives
+    each run a file beside it, named by method and seed (`c-FedAvg-seed0.ckpt`), so that methods and seeds may be added later.
+    If a run fails, the error's `finished` is a Comparison of the runs that ended before it.
     """
     chosen = [int(seed) for seed in (seeds if isinstance(seeds, Iterable) else range(int(seeds)))]
     require(len(chosen) > 0 and len(set(chosen)) == len(chosen), "seeds", "must be one or more different seeds", seeds)
@@ -189,18 +191,20 @@ def compare(
     require(good, "methods", "must map names to algorithms", type(methods).__name__, 'E.g. {"FedAvg": Algorithm()}.')
     require("seed" not in options, "seed", "is called seeds here", options.get("seed"), "Write seeds=[…] or seeds=5.")
     options |= {"rounds": rounds, "clients_per_round": clients_per_round}
-    saving, files = options.pop("checkpoint", None), 0
+    saving = options.pop("checkpoint", None)
     saving = Checkpoints(saving) if isinstance(saving, str | Path) else saving
     results: dict[str, list[Result]] = {name: [] for name in methods}
     with each_notice_once():
         for seed in chosen:
             # Once per seed, so that all methods start from the same model on the same data.
             start, seeded = build(model, seed, nn.Module, "model"), build(data, seed, FederatedData, "data")
+            if seed == chosen[0]:
+                refuse_unfit_methods(methods, start, seeded, seed, options)
             version = "" if seeded is data else seeded.fingerprint  # seeds may have data of their own
             for name, algorithm in methods.items():
-                files += 1
+                file = None if saving is None else checkpoint_of(saving, name, algorithm, seed)
                 try:
-                    run = train(start, seeded, algorithm, seed=seed, name=name, checkpoint=numbered(saving, files), **options)
+                    run = train(start, seeded, algorithm, seed=seed, name=name, checkpoint=file, **options)
                 except EquipoiseError as failure:
                     failure.add_note(f"This was method {name!r} with seed {seed}.")
                     failure.finished = Comparison({method: runs for method, runs in results.items() if runs})

@@ -7,6 +7,7 @@ import reprlib
 import sys
 import warnings
 from collections.abc import Iterable
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from numbers import Integral, Real
@@ -18,6 +19,7 @@ from equipoise.core.error_codes import WRITTEN, code_of, raised_in
 AFTER_THE_LAST = "loss after the last round"  # what has diverged, where every round went well
 _PACKAGE = str(Path(__file__).parent)
 _FEW, _LONG = 10, 600  # numbers of an array that is shown, characters of a message's value
+_MANY = 8  # fields of a dataclass, beyond which a message shows those alone that differ from their defaults
 _SHORT = reprlib.Repr()
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = _SHORT.maxfrozenset = _SHORT.maxdict = 20
 _SHORT.maxstring = _SHORT.maxother = _LONG
@@ -60,8 +62,26 @@ def shown(value: object) -> str:
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and math.prod(shape) > _FEW:
         return f"an array of shape {tuple(shape)} and type {getattr(value, 'dtype', type(value).__name__)}"
+    if not isinstance(value, type) and is_dataclass(value) and _is_long(value):
+        return _brief(value)
     text = _SHORT.repr(value) if isinstance(value, list | tuple | set | frozenset | dict | str) else repr(value)
     return text if len(text) <= _LONG else f"{text[: _LONG - 1]}…"
+
+
+def _is_long(value: Any) -> bool:
+    """Whether a dataclass of the user's own has more fields than a reader takes in."""
+    return len(fields(value)) > _MANY and not type(value).__module__.startswith("equipoise.")
+
+
+def _brief(value: Any) -> str:
+    """A dataclass by its name and the fields that differ from their defaults."""
+    given = []
+    for each in fields(value):
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        found = vars(value).get(each.name, default)
+        if each.repr and (default is MISSING or repr(found) != repr(default)):
+            given.append(f"{each.name}={found!r}")
+    return f"{type(value).__name__}({', '.join(given)})"
 
 
 class IncompatibleParts(EquipoiseError, ValueError):
@@ -94,7 +114,8 @@ class Diverged(EquipoiseError, RuntimeError):
         where = f" of client {shown}" if self.clients else ""
         number = round_index if what == AFTER_THE_LAST else round_index + 1
         self._found = f"Round {number}: the {what}{where} is not finite, so training stopped; earlier rounds are kept."
-        super().__init__(f"{self._found} Lower the learning rate, or look at these clients' data.")
+        advice = "Lower the learning rate, or look at these clients' data, and at the loss function if it is your own."
+        super().__init__(f"{self._found} {advice}")
 
     def because(self, reason: str) -> None:
         """Say what is likely wrong in place of the usual advice."""

@@ -28,6 +28,7 @@ from equipoise.privacy.observer_table import PrivacyTable, unprotected_table
 from equipoise.round_report import rejected_clients, report_of
 from equipoise.runs.drift import corrected_state, weights_of_steps
 from equipoise.runs.normalised_work import NormalisedWork, normalisers_of
+from equipoise.runs.state_rules import refuse_unkeepable
 from equipoise.solvers.prepared import RoundContext
 from equipoise.types import Cohort, Combined, Job, LocalWork, RiskValue, RoundReport, ServerState
 
@@ -327,6 +328,9 @@ def finish(run: RunInRound, plan: Plan, worked: Worked | Diverged, began: float,
         changed["carried"] = setting.task.carried.from_moments(combined.carried).to(state.params)
     if setting.kept is not None:
         changed["kept"] = setting.kept.write(state.kept, plan.workers, work)
+    if state.round == 0:  # later states are looked at when a checkpoint is written
+        for part, value in (("risk", plan.risk.state), ("aggregator", combined.aggregator)):
+            refuse_unkeepable(part, vars(run.algorithm)[part], value, setting.name)
     after = next_state(setting, state, **changed)
     report = report_of(setting, plan, began, work, runs=runs)
     if combined.lost:  # whatever clients did is in no model

@@ -42,6 +42,11 @@ NUMBER = 3
 def broken(): raise KeyError("colour")
 def wrong(): return 7
 def needs(tensor: torch.Tensor): return tensor
+def focal(outputs, targets):
+    loss = nn.functional.cross_entropy(outputs, targets, reduction="none")
+    return (1 - torch.exp(-loss)) * loss
+def sure(outputs, targets):
+    return outputs.softmax(1).amax(1).mean()
 '''
 CONFIG = """
 [data]
@@ -118,6 +123,42 @@ def test_a_run_of_own_code_leaves_a_complete_folder_and_resumes_from_anywhere(pr
     assert all(models[0][name].equal(models[1][name]) for name in models[0])  # torch's global state is seeded
     assert command("report", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "r.html").exit_code == 0
     assert "layers.0.weight" in models[0]
+
+
+OWN_FUNCTIONS = CONFIG + 'loss = "my_parts:focal"\nmetrics = ["macro_f1", "my_parts:sure"]\n'
+
+
+def test_a_loss_and_a_metric_of_ones_own_are_named_by_import_path(project, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain, own = (tmp_path / name for name in ("plain", "own"))
+    (project / "config.toml").write_text(OWN_FUNCTIONS)
+    done = command("run", project / "config.toml", "--out", own)
+    assert done.exit_code == 0, done.output
+    code = tomllib.loads((own / "config.toml").read_text())["code"]
+    assert {"my_parts:focal", "my_parts:sure"} <= set(code)
+    assert {"macro_f1", "sure"} <= set(folder.read_record(own).clients.metrics)
+    (project / "config.toml").write_text(CONFIG)
+    command("run", project / "config.toml", "--out", plain)
+    trained, usual = (load_file(place / "model.safetensors") for place in (own, plain))
+    assert any(not value.equal(usual[name]) for name, value in trained.items())
+
+
+def test_wrong_losses_and_metrics_are_refused(project):
+    for old, new, words in (
+        ("my_parts:focal", "focal", 'train.loss must be an import path, "module:name"'),
+        ("my_parts:focal", "my_parts:MyNet", "must be a function of (outputs, targets), but is a class"),
+        ("my_parts:sure", "sure", "train.metrics must be names of macro_f1"),
+        ("my_parts:sure", "my_parts:macro_f1", "train.metrics must have different names"),
+    ):
+        assert words in refusal(OWN_FUNCTIONS.replace(old, new), project)
+    with pytest.raises(ConfigError, match=r"train.loss: my_parts:focal is code of the user's own, which is not run here"):
+        RunConfig.of(
+            {
+                "data": "label_shift",
+                "model": "softmax",
+                "train": {"rounds": 1, "clients_per_round": 2, "loss": "my_parts:focal"},
+            }
+        )
 
 
 def test_explain_runs_own_code(project, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from torch import Tensor
 from equipoise.attacks.malicious import Sent, check_attack_parameters
 from equipoise.core import rng
 from equipoise.data.clients import ClientSet
-from equipoise.errors import InvalidData, InvalidParameter, require_integer, require_number
+from equipoise.errors import InvalidData, InvalidParameter, require, require_integer, require_number
 
 
 def stamp(x: Tensor, patch: int, value: float) -> Tensor:
@@ -40,7 +40,8 @@ class Backdoor:
     `examples` is the share of each malicious client's training examples that get the mark and the label. The mark is a square
     of `patch` × `patch` pixels in the lower right corner of images, or the last `patch` numbers of flat inputs, set to `value`
     as the data hold them (None: the largest value in the training data). `boost=None` multiplies by the number of clients in
-    the round, which is 1/π_k for equal weights: the model is then replaced by the client's own.
+    the round, which is 1/π_k for equal weights: the model is then replaced by the client's own. Of inputs with names, a
+    dictionary of tensors, `leaf` names the tensor that gets the mark: Backdoor(…, leaf="image").
 
     Results have the column `backdoor_success`: of a client's examples of other classes, the share that the model calls `target`
     when they have the mark. Read it beside the error without the mark, and beside the same rate of a model that nobody
@@ -56,6 +57,7 @@ class Backdoor:
     value: float | None = None
     examples: float = 0.5
     boost: float | None = 1.0
+    leaf: str | None = None
 
     def __post_init__(self) -> None:
         check_attack_parameters(self)
@@ -64,10 +66,12 @@ class Backdoor:
         require_number("value", self.value, "(-∞, ∞)", none="the largest value in the data")
         require_number("examples", self.examples, "(0, 1]")
         require_number("boost", self.boost, "(0, ∞)", none="the size of the cohort")
+        good = self.leaf is None or isinstance(self.leaf, str)
+        require(good, "leaf", "must be the name of an input, or None for inputs without names", self.leaf)
 
     def poison(self, clients: ClientSet, chosen: tuple[str, ...], classes: int) -> ClientSet:
         """The training clients, with marked and relabelled examples of the chosen ones."""
-        x, y = marked_leaves(clients, self.target, classes)
+        x, y = self.marked_leaves(clients, classes)
         x, y, value = x.clone(), y.clone(), self.mark_value(clients)
         for name, position in zip(chosen, clients.positions_of(chosen).tolist(), strict=True):
             rows = clients.rows(position)
@@ -75,7 +79,8 @@ class Backdoor:
             order = rng.generator(self.seed, "backdoor", client=name).permutation(rows.stop - rows.start)[:count]
             here = torch.as_tensor(order, dtype=torch.int64) + rows.start
             x[here], y[here] = stamp(x[here], self.patch, value), self.target
-        return ClientSet(x, y, clients.offsets, clients.ids, clients.scale, clients.shift, clients.source)
+        inputs = x if self.leaf is None else {**clients.x, self.leaf: x}
+        return ClientSet(inputs, y, clients.offsets, clients.ids, clients.scale, clients.shift, clients.source)
 
     def corrupt(self, sent: Sent) -> Tensor:
         """The updates (k, D), boosted."""
@@ -83,33 +88,44 @@ class Backdoor:
 
     def mark_value(self, clients: ClientSet) -> float:
         """The value of the mark, as the data hold it."""
-        return float(clients.x.max()) if self.value is None else self.value
+        held: Any = clients.x if self.leaf is None else clients.x[self.leaf]
+        return float(held.max()) if self.value is None else self.value
 
     def probe(self, clients: ClientSet, train: ClientSet, classes: int) -> tuple[ClientSet, Tensor] | None:
         """The clients' examples of other classes than `target`, marked and labelled `target`; None if there are none.
 
         With them come the positions (k,) of the clients that have such examples.
         """
-        x, y = marked_leaves(clients, self.target, classes)
+        x, y = self.marked_leaves(clients, classes)
         others = y != self.target
         sizes = torch.stack([others[clients.rows(k)].sum() for k in range(len(clients))]).cpu()
         here = (sizes > 0).nonzero().flatten()
         if len(here) == 0:
             return None
         rows = torch.cat([others[r := clients.rows(k)].nonzero().flatten() + r.start for k in here.tolist()])
-        marked = stamp(x[rows], self.patch, self.mark_value(train))
+        marked: Any = stamp(x[rows], self.patch, self.mark_value(train))
+        if self.leaf is not None:
+            marked = {name: marked if name == self.leaf else values[rows] for name, values in clients.x.items()}
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes[here].cumsum(0)])
         targets = torch.full_like(y[rows], self.target)
         return ClientSet(marked, targets, offsets, clients.ids_at(here), clients.scale, clients.shift, "backdoor"), here
 
-
-def marked_leaves(clients: ClientSet, target: int, classes: int) -> tuple[Any, Any]:
-    """Inputs and labels of clients as they are held; what cannot have a mark is refused."""
-    x, y = clients.x, clients.y
-    if not isinstance(x, Tensor) or not isinstance(y, Tensor) or y.dim() != 1 or y.is_floating_point() or classes < 2:
-        raise InvalidData("A backdoor needs one tensor of inputs and one class per example.")
-    if clients.scale is None and not x.is_floating_point():
-        raise InvalidData("A backdoor marks pixels or features; these inputs are tokens.")
-    if target >= classes:
-        raise InvalidParameter("target", f"must be one of the {classes} classes, from 0 on", target)
-    return x, y
+    def marked_leaves(self, clients: ClientSet, classes: int) -> tuple[Any, Any]:
+        """The inputs that get the mark, and the labels, of clients as they are held; what cannot have a mark is refused."""
+        x, y = clients.x, clients.y
+        if isinstance(x, dict) and all(isinstance(values, Tensor) for values in x.values()):
+            fix = f'E.g. Backdoor(…, leaf="{next(iter(x))}"). The inputs are {", ".join(map(str, x))}.'
+            require(self.leaf in x, "leaf", "must name the input that gets the mark", self.leaf, fix)
+            x = x[self.leaf]
+        elif self.leaf is not None:
+            raise InvalidParameter("leaf", "must be None: the inputs have no names", self.leaf, "Leave it out.")
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor) or y.dim() != 1 or y.is_floating_point() or classes < 2:
+            raise InvalidData(
+                "A backdoor needs inputs that are one tensor, or a dictionary of tensors with the one to mark in `leaf`, and "
+                "one class per example. An attack of your own with a method `probe`, as Backdoor has it, gets backdoor_success."
+            )
+        if clients.scale is None and not x.is_floating_point():
+            raise InvalidData("A backdoor marks pixels or features; these inputs are tokens.")
+        if self.target >= classes:
+            raise InvalidParameter("target", f"must be one of the {classes} classes, from 0 on", self.target)
+        return x, y

@@ -115,6 +115,28 @@ def worst_lines(record: RunRecord, count: int = 5) -> list[str]:
     return [f"The {count} clients that are served worst:", *shown]
 
 
+def metric_tables(records: Sequence[RunRecord]) -> list[Table]:
+    """For each metric a table of methods, with the figures of the table of errors ± over seeds."""
+    from equipoise.report.data.over_seeds import FIGURES, metric_figures
+
+    by_name: dict[str, list[RunRecord]] = {}
+    for record in records:
+        by_name.setdefault(record.name, []).append(record)
+    tables = []
+    for metric in dict.fromkeys(name for record in records for name in record.clients.metrics):
+        found = {name: figures for name, runs in by_name.items() if (figures := metric_figures(runs, metric)) is not None}
+        better = "more" if all(figures.higher_is_better for figures in found.values()) else "less"
+        title = f"{metric} over the same clients, {better} is better"
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("method", no_wrap=True)
+        for heading in ("mean", "90th pct.", "worst 10 %", "std. dev."):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for name, figures in found.items():
+            table.add_row(Text(name), *(spread_text(figures.figures[key], len(by_name[name]), 1.0, 3) for key in FIGURES))
+        tables.append(table)
+    return tables
+
+
 def print_whole(console: Console, table: Table) -> None:
     """Print a table at the width that it needs: in a narrow terminal its lines wrap, in a pipe or a log they are long."""
     needed = Console(width=10_000).measure(table).maximum

@@ -233,8 +233,8 @@ def _refuse_too_few_classes(task: Task, data: FederatedData, outputs: Any) -> No
         known = outputs.shape[1] if logits else data.classes
     if known is not None and data.classes > known:
         classes = f"{data.classes} classes of {data.name!r} (0 to {data.classes - 1})"
-        rule = f"must tell the {classes} apart; {name} knows {known}"
-        raise InvalidParameter("model", rule, name, "Give it more classes, or use models.Softmax.")
+        rule = f"must tell the {classes} apart"
+        raise InvalidParameter("model", rule, f"{name} with {known} classes", "Give it more classes, or use models.Softmax.")
 
 
 def _nearly_equal_gradients(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

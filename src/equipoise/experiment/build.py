@@ -55,7 +55,6 @@ class PreparedRun:
         """Train as the configuration says, from `checkpoint` if that file exists: a model, or a family of them."""
         import torch
 
-        from equipoise.client_metrics import PROVIDED
         from equipoise.engines.simulator.workers import threads
         from equipoise.runs.checkpoint import Checkpoints
         from equipoise.runs.family import train_family
@@ -67,7 +66,7 @@ class PreparedRun:
             "rounds": options.rounds, "clients_per_round": options.clients_per_round, "seed": options.seed,
             "engine": options.chosen_engine(), "evaluate_every": options.evaluate_every,
             "evaluate_clients": options.evaluate_clients, "observers": observers, "progress": progress, "checkpoint": saving,
-            "metrics": {name: PROVIDED[name] for name in options.metrics or ()}, "stop": options.stop,
+            "metrics": config.metrics(), "loss": config.loss(), "stop": options.stop,
         }  # fmt: skip
         # Sums depend on the number of threads in the last bits, so a run keeps it.
         with threads(options.threads or torch.get_num_threads()):
@@ -90,7 +89,7 @@ class PreparedRun:
         with threads(options.threads or torch.get_num_threads()):
             setting = set_up(
                 self.model, self.data, self.algorithm, rounds=options.rounds, clients_per_round=options.clients_per_round,
-                seed=options.seed, loss=None, error=None, engine=options.chosen_engine(),
+                seed=options.seed, loss=self.config.loss(), error=None, engine=options.chosen_engine(),
             )  # fmt: skip
             return explained(setting)
 
@@ -117,7 +116,7 @@ def build(config: RunConfig) -> PreparedRun:
     check_cohort(config, algorithm, data)
     if config.train.stop is not None:
         with refusals_at("train.stop", ("figure",), "EarlyStopping"):
-            config.train.stop.refuse_unknown(data.splits, config.train.metrics or ())
+            config.train.stop.refuse_unknown(data.splits, tuple(config.metrics()))
     config = config.with_model(**read_from_data(config, data))
     config = replace(config, train=replace(config.train, threads=config.train.threads or torch.get_num_threads()))
     model = make_model(config, data)
@@ -234,6 +233,6 @@ def check_fit(config: RunConfig, model: nn.Module, data: FederatedData) -> None:
     from equipoise.core.task_trial import try_task
 
     try:
-        try_task(Task.of(model), data)
+        try_task(Task.of(model, config.loss()), data)
     except EquipoiseError as failure:
         raise ConfigError(f"The model {config.model.name!r} does not fit the data {config.data.name!r}: {failure}") from failure

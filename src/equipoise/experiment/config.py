@@ -13,8 +13,8 @@ from equipoise.errors import ConfigError
 from equipoise.experiment import catalog, toml
 from equipoise.experiment.config_tables import override, read_toml, refusals_at, refuse_unknown, section
 from equipoise.experiment.origin import CodeUse, Origin
-from equipoise.experiment.part_config import NOWHERE, PartConfig, check_part
-from equipoise.experiment.train_options import TrainOptions, check_train
+from equipoise.experiment.part_config import NOWHERE, PartConfig, check_part, own_function
+from equipoise.experiment.train_options import TrainOptions, check_train, metric_column
 from equipoise.experiment.values import NONE, check_value, toml_text
 
 Weights = Literal["examples", "uniform"]
@@ -66,6 +66,7 @@ class RunConfig:
     attack: PartConfig | None = None  # on the training clients
     family: FamilyConfig | None = None  # of models for several values of a knob; None: one model
     versions: dict[str, str] = field(default_factory=dict, compare=False)  # of the libraries that wrote the file, if any did
+    functions: dict[str, catalog.CatalogPart] = field(default_factory=dict, compare=False)  # own losses and metrics, by path
 
     @classmethod
     def read(
@@ -111,6 +112,7 @@ class RunConfig:
             else None,
             FamilyConfig.of(section(table, "family")) if "family" in table else None,
             {k: check_value(v, str, f"versions.{k}") for k, v in section(table, "versions", required=False).items()},
+            {path: own_function(path, where, origin) for path, where in train.import_paths.items()},
         )
         config.algorithm()  # values that break a part's own rule are refused here, before data are read
         return config
@@ -123,6 +125,17 @@ class RunConfig:
         with refusals_at("algorithm", (), "parts"):
             return Algorithm(**parts, weights=self.weights)
 
+    def loss(self) -> Any:
+        """The loss of the user's own that the configuration names; None for the model's."""
+        return None if self.train.loss is None else self.functions[self.train.loss].own
+
+    def metrics(self) -> dict[str, Any]:
+        """The metrics that the configuration names, by the names that results have for them."""
+        from equipoise.client_metrics import PROVIDED
+
+        given = self.train.metrics or ()
+        return {metric_column(name): self.functions[name].own if ":" in name else PROVIDED[name] for name in given}
+
     def with_model(self, **parameters: Any) -> RunConfig:
         """The configuration with further parameters of the model."""
         return replace(self, model=replace(self.model, parameters={**self.model.parameters, **parameters}))
@@ -131,7 +144,8 @@ class RunConfig:
         """The configuration as nested TOML tables, with the versions of the installed libraries."""
         parts = {kind: part.table() for kind, part in self.parts.items()}
         left_out = {kind: NONE for kind in catalog.OPTIONAL_PARTS if kind not in self.parts}
-        code = {path: asdict(file) for part in self._all_parts() for path, file in part.files.items()}
+        files = [part.files for part in self._all_parts()] + [dict(own.files) for own in self.functions.values()]
+        code = {path: asdict(file) for each in files for path, file in each.items()}
         return {
             "data": self.data.table(),
             "model": self.model.table(),

@@ -134,6 +134,17 @@ def named_part(kind: str, name: str, where: str, origin: Origin) -> catalog.Cata
     return part
 
 
+def own_function(import_path: str, where: str, origin: Origin) -> catalog.CatalogPart:
+    """A loss or a metric of the user's own code, a function of (outputs, targets); admitted as parts of one's own are."""
+    if origin.code is None:
+        fix = "Only equipoise run, compare and tune run it."
+        raise ConfigError(f"{where}: {import_path} is code of the user's own, which is not run here. {fix}")
+    part = origin.code.part("function", import_path, where)
+    if isinstance(part.own, type):
+        raise ConfigError(f"{where}: {import_path} must be a function of (outputs, targets), but is a class.")
+    return part
+
+
 def as_config(value: Any, parameter: catalog.Parameter) -> Any:
     """A default of a signature as a configuration holds it: parts by name, tuples as lists, mappings as tables.
 

@@ -29,16 +29,22 @@ class TrainRecord:
         return {name: NONE if value is None else value for name, value in asdict(self).items()}
 
 
+def metric_column(name: str) -> str:
+    """What results call a metric of a configuration: its name, of an import path what follows the colon."""
+    return name.rpartition(":")[2]
+
+
 @dataclass(frozen=True)
 class TrainOptions(TrainRecord):
     """The section [train]: rounds, cohorts, seed, evaluation, checkpoints and engine.
 
-    `name` is the name of the run in reports (None: that of its folder). `evaluate_clients` is how many clients of each split
-    are evaluated, drawn at random (None: all). `metrics` are names of metrics of single clients. `checkpoint_every` is in
-    rounds (None: about every ten seconds). `threads` are torch's (None: torch's own choice; the folder of a run holds the
-    number). `stop`, a section [train.stop], has the parameters of EarlyStopping. `attributes` names a CSV file with a row per
-    client, its id first and then attributes by which reports show subgroups. `conformal` is ζ, the share of test examples that
-    conformal sets may miss (None: no sets).
+    `name` is the name of the run in reports (None: that of its folder). `evaluate_clients` is how many clients of each
+    split are evaluated, drawn at random (None: all). `metrics` are names of metrics of single clients, or import paths
+    "module:name" of metrics of your own. `loss` is the import path of a loss of your own, (outputs, targets) → one number
+    per example (None: the model's). `checkpoint_every` is in rounds (None: about every ten seconds). `threads` are torch's
+    (None: torch's own choice; the folder of a run holds the number). `stop`, a section [train.stop], has the parameters of
+    EarlyStopping. `attributes` names a CSV file with a row per client, its id first and then attributes by which reports
+    show subgroups. `conformal` is ζ, the share of test examples that conformal sets may miss (None: no sets).
     """
 
     evaluate_clients: int | None = None
@@ -51,6 +57,7 @@ class TrainOptions(TrainRecord):
     compiled: bool | None = None
     threads: int | None = None
     metrics: list[str] | None = None
+    loss: str | None = None
     attributes: str | None = None
     conformal: float | None = None
     stop: EarlyStopping | None = None
@@ -68,12 +75,24 @@ class TrainOptions(TrainRecord):
         require_number("conformal", self.conformal, "(0, 1)", none="no conformal sets")
         if self.metrics:
             from equipoise.client_metrics import PROVIDED
+        rule = "must be names of {}, or import paths of functions"
         for name in self.metrics or ():
-            require(name in PROVIDED, "metrics", f"must be names of {', '.join(PROVIDED)}", name, "Others are given in Python.")
+            good = ":" in name or name in PROVIDED
+            require(good, "metrics", rule.format(", ".join(PROVIDED)), name, 'Write "mymodule:f" for a metric of your own.')
+        columns = [metric_column(name) for name in self.metrics or ()]
+        require(len(set(columns)) == len(columns), "metrics", "must have different names", self.metrics)
+        path_rule, fix = 'must be an import path, "module:name"', "Leave it out for the loss of the model."
+        require(self.loss is None or ":" in self.loss, "loss", path_rule, self.loss, fix)
         known = catalog.part("engine", self.engine, where="train.engine").parameters
         for name in ("device", "chunk_size", "workers", "precision", "compiled"):
             value = getattr(self, name)
             require(value is None or name in known, name, f"is not used by the engine {self.engine!r}", value, "Leave it out.")
+
+    @property
+    def import_paths(self) -> dict[str, str]:
+        """The functions of the user's own code by their import paths, each with the key that names it."""
+        paths = {name: "train.metrics" for name in self.metrics or () if ":" in name}
+        return paths | ({} if self.loss is None else {self.loss: "train.loss"})
 
     def chosen_engine(self) -> Any:
         """The engine that these options describe, not yet started."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import hashlib
 import json
+import re
 import sys
 import time
 import warnings
@@ -23,11 +25,13 @@ import torch
 from torch import Tensor
 
 from equipoise.core.files import locked, make_folder, remove_unfinished, write_atomically, writing
+from equipoise.core.fingerprints import without_addresses
 from equipoise.core.tensor_files import read_tensor_file, tensor_file_bytes
 from equipoise.errors import CheckpointError, Diverged, EquipoiseNotice, NotWritten, require
 from equipoise.observers import EvaluationPoint, History
 from equipoise.runs.history_columns import packed_reports, unpacked_reports
 from equipoise.runs.identity import identity_of, refuse_other_run
+from equipoise.runs.state_rules import refuse_unkeepable
 from equipoise.runs.stopping import StopState
 from equipoise.types import Observer, PersonalWork, RoundReport, ServerState, SolverMemory
 
@@ -182,6 +186,9 @@ class Checkpoints(Observer):
                 *((run.setting.personal, run.state.personal) for run in runs if run.setting.personal is not None),
                 *((run.setting.kept, run.state.kept) for run in runs if run.setting.kept is not None),
             ]
+            for run in runs:
+                for name in ("risk", "solver", "aggregator", "server", "averaging"):
+                    refuse_unkeepable(name, vars(run.setting.algorithm)[name], vars(run.state)[name], run.setting.name)
             for rows, _ in keeping:
                 rows.flush()
             measured = self._settings[0].engine_traits.measured
@@ -226,8 +233,9 @@ def packed(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: packed(getattr(value, f.name), tensors, f"{name}.{f.name}") for f in dataclasses.fields(value)}
         return {"class": f"{type(value).__module__}:{type(value).__qualname__}", "fields": fields}
+    part = name.lstrip("0123456789.")  # without the number of the run
     raise NotWritten(
-        f"The state of {name} holds a {type(value).__name__}, which a checkpoint cannot keep. Make it of tensors, numbers, "
+        f"The state of {part} holds a {type(value).__name__}, which a checkpoint cannot keep. Make it of tensors, numbers, "
         "text, tuples, lists, dictionaries or dataclasses."
     )
 
@@ -282,3 +290,29 @@ def numbered(saving: Checkpoints | None, number: int) -> Checkpoints | None:
         return saving
     path = saving.path
     return Checkpoints(path.with_name(f"{path.stem}-{number}{path.suffix}"), every=saving.every)
+
+
+def checkpoint_of(saving: Checkpoints, method: str, algorithm: Any, seed: int) -> Checkpoints:
+    """The checkpoint of a run of a comparison: beside the given file, named by method and seed.
+
+    A name with characters that files should not have is shortened, and a few digits of its hash tell it from others. Files of
+    earlier versions were numbered; one of them that holds this run is gone on with.
+
+    >>> checkpoint_of(Checkpoints("c.ckpt"), "FedAvg", None, 3).path.name
+    'c-FedAvg-seed3.ckpt'
+    >>> checkpoint_of(Checkpoints("c.ckpt"), "a/b", None, 0).path.name
+    'c-a-b-6d959c-seed0.ckpt'
+    """
+    plain = re.sub(r"[^A-Za-z0-9._+=]+", "-", method).strip("-.")[:40]
+    if plain != method:
+        plain = f"{plain}-{hashlib.blake2b(method.encode(), digest_size=3).hexdigest()}".lstrip("-")
+    path = saving.path
+    named = path.with_name(f"{path.stem}-{plain}-seed{seed}{path.suffix}")
+    number = 1
+    while not named.exists() and (old := numbered(saving, number)) is not None and old.path.exists():
+        (first, *others) = read_checkpoint(old.path).runs
+        wanted = {"seed": str(seed), "algorithm": without_addresses(repr(algorithm))}
+        if not others and all(first.identity.get(key) == value for key, value in wanted.items()):
+            return old
+        number += 1
+    return Checkpoints(named, every=saving.every)

@@ -11,7 +11,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import is_of_user, read, solver_traits
 from equipoise.errors import InvalidParameter
+from equipoise.runs.state_rules import IS_KEPT, LINEAR_CURE, NO_LINEAR_STATE, unkeepable
 from equipoise.solvers.local_optimizer import LocalOptimizer
 from equipoise.types import RiskTraits, RiskValue
 
@@ -32,6 +33,13 @@ SERVER_CALL = "step(params, total, state)"
 SAMPLER_CALL = "sampler(round_index, alpha, clients_per_round=…, seed=…)"
 IS_MEMORY = "the memory that begin returns is a tuple of tensors, each shaped like the parameters"
 ARE_TENSORS = "the value and the weights of a risk are tensors"
+TOTAL_TYPE = "the total has the type of the updates"
+TYPE_CURE = "Cast the weights before a product: weights.to(updates.dtype)."
+ANY_NUMBER = "equal updates, with weights that sum to 1, give the same total however many clients send them"
+LOWERS = "a few small steps against the gradient of a convex loss lower it"
+MEMORY_IN_PLACE = "a memory that begins at zero and that the step uses is changed by the step, in place"
+MEMORY_CURE = "Write e.g. memory[0].mul_(0.9).add_(gradient); `m = 0.9 * m + gradient` stores nothing."
+SAME_AGAIN = "the same call twice gives the same answer: a part depends on its inputs and its state alone"
 TWO_THINGS = "it returns two things, the total and its state"
 _STRONG = {"momentum": 0.9, "weight_decay": 1e3, "prox": 1e3}  # options of SGD that a step of one's own may forget
 CHECKS = {
@@ -63,7 +71,12 @@ def try_own_parts(algorithm: Algorithm, clients: Sequence[str], alpha: Tensor, c
         "sampler": lambda part: _try_sampler(part, alpha, clients_per_round, seed),
     }
     parts: list[tuple[str, Any]] = [(name, vars(algorithm)[name]) for name in trials]
-    parts += [("solver", inside) for inside in (_wrapped(algorithm.solver), algorithm.traits.personal.solver)]
+    parts += [("solver", each) for each in (_wrapped(algorithm.solver), algorithm.traits.personal.solver)]
+    within: Any = algorithm.aggregator
+    while (
+        within := vars(within).get("aggregator") if is_dataclass(within) else None
+    ) is not None:  # of FedNova, NNM, Bucketing
+        parts.append(("aggregator", within))
     for name, part in parts:
         if part is None or not is_of_user(part):
             continue
@@ -125,6 +138,8 @@ def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int) -> None
     def at(values: Tensor, weights: Tensor = alpha, ids: tuple[str, ...] = (clients[0], clients[1])) -> Any:
         given = values.clone(), weights.clone()
         result = risk(*given, clients=ids, state=None)
+        if not isinstance(result, RiskValue):
+            return result
         kept = torch.equal(given[0], values) and torch.equal(given[1], weights)
         _hold(kept, "a risk does not write to the losses or weights that it is given", given[0].tolist())
         return result
@@ -134,6 +149,10 @@ def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int) -> None
     value, weights = first.value, first.weights
     _hold(isinstance(value, Tensor) and isinstance(weights, Tensor), ARE_TENSORS, (value, weights))
     _hold(weights.shape == losses.shape, "there is one weight per client", tuple(weights.shape))
+    again = at(losses)
+    same = torch.equal(again.value, value) and torch.equal(again.weights, weights)
+    _hold(same, SAME_AGAIN, (weights.tolist(), again.weights.tolist()))
+    _try_risk_state(risk, first.state, losses, alpha, (clients[0], clients[1]))
     good = bool(torch.isfinite(weights).all()) and bool((weights >= 0).all())
     _hold(good, "weights are finite and not negative", weights.tolist())
     moved = at(losses.flip(0), alpha.flip(0), (clients[1], clients[0])).weights
@@ -152,6 +171,41 @@ def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int) -> None
         shown = f"base weights {alpha.tolist()} become {(ratio * alpha).tolist()}"
         _hold(_close(ratio[:1], ratio[1:], 1e-4), "equal losses share weight in proportion to the base weights", shown)
     _try_outliers(risk, clients[: min(len(clients), max(2, clients_per_round), 400)])
+
+
+def _try_risk_state(risk: Any, state: Any, losses: Tensor, alpha: Tensor, ids: tuple[str, ...]) -> None:
+    """A state is what a checkpoint keeps, and the next call does not write to it."""
+    _hold_kept(state)
+    before = copy.deepcopy(state)
+    after = risk(2 * losses, alpha.clone(), clients=ids, state=state).state
+    _hold(_same_state(state, before), "a call does not write to the state it is given", state)
+    _hold_kept(after)
+
+
+def _hold_kept(state: Any) -> None:
+    found = unkeepable(state)
+    _hold(found is None, IS_KEPT, f"a value of type {found}")
+
+
+def _same_state(state: Any, before: Any) -> bool:
+    """Whether a state holds what it held; compared as a checkpoint writes it."""
+    written: tuple[list[Tensor], list[Tensor]] = ([], [])
+    texts = [repr(_flat(each, tensors)) for each, tensors in zip((state, before), written, strict=True)]
+    return texts[0] == texts[1] and all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*written, strict=True))
+
+
+def _flat(value: Any, tensors: list[Tensor]) -> Any:
+    """A state with numbers in the place of its tensors, which are added to `tensors`."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return (len(tensors), tuple(value.shape), str(value.dtype))
+    if isinstance(value, tuple | list):
+        return [_flat(each, tensors) for each in value]
+    if isinstance(value, dict):
+        return [(key, _flat(each, tensors)) for key, each in value.items()]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [_flat(getattr(value, each.name), tensors) for each in fields(value)]
+    return value
 
 
 def _try_outliers(risk: Any, clients: Sequence[str]) -> None:
@@ -195,13 +249,17 @@ def _try_solver(solver: Any) -> None:
     for k in range(2):
         solver.step(alone[k], gradient[k].clone(), solver.begin(alone[k]), anchor=anchor[k], lr=lr, **told)
     _hold(_close(together, alone, 1e-5), "a step on many clients is the step on each", (together.tolist(), alone.tolist()))
-    before, after = _some_steps(solver)
+    before, after = some_steps(solver)
     _hold(not torch.equal(before, after), MOVES, f"{before.tolist()} before and after {max(3, traits.repeats)} steps")
+    lost = lost_memories(solver)
+    _hold(not lost, MEMORY_IN_PLACE, f"number {lost} of the memory is not. {MEMORY_CURE[:-1]}")
+    first, last = convex_losses(solver)
+    _hold(last < first, LOWERS, f"{first:.6g} before and {last:.6g} after")
     ignored = ignored_options(solver)
     _hold(not ignored, HAS_EFFECT, f"{', '.join(ignored)} {'has' if len(ignored) == 1 else 'have'} none")
 
 
-def _some_steps(solver: Any, lr: float = 0.1) -> tuple[Tensor, Tensor]:
+def some_steps(solver: Any, lr: float = 0.1) -> tuple[Tensor, Tensor]:
     """The parameters of a client before and after a few steps."""
     traits, gen = solver_traits(solver), torch.Generator().manual_seed(1)
     weights, anchor = torch.randn(2, 8, generator=gen)
@@ -210,6 +268,40 @@ def _some_steps(solver: Any, lr: float = 0.1) -> tuple[Tensor, Tensor]:
         told = {"number": number} if traits.numbered else {}
         solver.step(weights, torch.randn(8, generator=gen), memory, anchor=anchor, lr=lr, **told)
     return before, weights
+
+
+def _steps_downhill(solver: Any, memory: tuple[Tensor, ...], weights: Tensor, lr: float = 1e-4) -> None:
+    """A few steps on ½‖w‖², from an anchor where the weights are now."""
+    traits, anchor = solver_traits(solver), weights.clone()
+    for number in range(1, 1 + max(5, traits.repeats)):
+        told = {"number": number} if traits.numbered else {}
+        solver.step(weights, weights.clone(), memory, anchor=anchor, lr=lr, **told)
+
+
+def convex_losses(solver: Any) -> tuple[float, float]:
+    """½‖w‖² of a client before and after a few small steps along its gradient w; proximal term and decay point there, too."""
+    weights = torch.linspace(0.5, 2.0, 8, dtype=torch.float64) * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(4)
+    before = float(weights.square().sum() / 2)
+    _steps_downhill(solver, solver.begin(weights), weights)
+    return before, float(weights.square().sum() / 2)
+
+
+def lost_memories(solver: Any) -> list[int]:
+    """Numbers of the memory's tensors that begin at zero, that steps use and that no step changes: what is lost after it."""
+    weights = torch.linspace(0.5, 2.0, 8, dtype=torch.float64)
+    memory = solver.begin(weights.clone())
+    plain = weights.clone()
+    _steps_downhill(solver, memory, plain, 0.1)
+    found = []
+    for place, each in enumerate(memory):
+        if bool((each != 0).any()) or bool((solver.begin(weights.clone())[place] != 0).any()):
+            continue
+        other, moved = solver.begin(weights.clone()), weights.clone()
+        other[place].copy_(torch.linspace(-3.0, 3.0, 8, dtype=torch.float64))
+        _steps_downhill(solver, other, moved, 0.1)
+        if not torch.equal(moved, plain):
+            found.append(place + 1)
+    return found
 
 
 def _with_option(solver: Any, name: str, value: float) -> Any:
@@ -222,14 +314,14 @@ def ignored_options(solver: Any) -> list[str]:
     if not issubclass(kind, LocalOptimizer) or not is_of_user(kind.step):
         return []
     found, given = [], vars(solver)
-    if torch.equal(_some_steps(solver, 0.1)[1], _some_steps(solver, 0.2)[1]):
+    if torch.equal(some_steps(solver, 0.1)[1], some_steps(solver, 0.2)[1]):
         found.append("lr")
     for name, strong in _STRONG.items():
         value = given.get(name, 0.0)
         if not value:
             continue
         try:
-            with_it, without = (_some_steps(_with_option(solver, name, size))[1] for size in (strong, 0.0))
+            with_it, without = (some_steps(_with_option(solver, name, size))[1] for size in (strong, 0.0))
         except Exception:  # noqa: S112 — an option that another one or the step needs
             continue
         if torch.equal(with_it, without):
@@ -243,21 +335,48 @@ def _try_aggregator(aggregator: Any) -> None:
     updates = torch.tensor([[1.0, -2.0, 0.5], [3.0, 1.0, -1.0], [2.0, -1.5, 4.0]], dtype=torch.float64)
     weights, losses = (torch.tensor(values, dtype=torch.float64) for values in ([0.25, 0.5, 0.25], [0.5, 1.5, 1.0]))
 
-    def total(rows: Tensor, places: list[int]) -> Tensor:
-        given = aggregator(rows.clone(), weights[places].clone(), losses=losses[places].clone())
+    def total(rows: Tensor, places: list[int], own: Tensor = weights, state: Any = None) -> tuple[Tensor, Any]:
+        updates, shares = rows.clone(), own[places].clone()
+        given = aggregator(updates, shares, losses=losses[places].clone(), state=state)
         good = isinstance(given, tuple) and len(given) == 2
         _hold(good, TWO_THINGS, type(given).__name__)
-        return given[0]  # type: ignore[no-any-return]
+        kept = torch.equal(updates, rows) and torch.equal(shares, own[places])
+        _hold(kept, "a call does not write to the updates or weights it is given", updates.tolist())
+        return given  # type: ignore[no-any-return]
 
-    every = total(updates, [0, 1, 2])
+    every, state = total(updates, [0, 1, 2])
     _hold(every.shape == (3,), "the total has the shape of one update", tuple(every.shape))
-    moved = total(updates.flip(0), [2, 1, 0])
+    _hold(state is None or not aggregator.linear, NO_LINEAR_STATE, f"{type(state).__name__}. {LINEAR_CURE}")
+    again = total(updates, [0, 1, 2])[0]
+    _hold(torch.equal(again, every), SAME_AGAIN, (every.tolist(), again.tolist()))
+    _hold_kept(state)
+    before = copy.deepcopy(state)
+    _, later = total(2 * updates.flip(0), [2, 1, 0], state=state)
+    _hold(_same_state(state, before), "a call does not write to the state it is given", (before, state))
+    _hold_kept(later)
+    moved = total(updates.flip(0), [2, 1, 0])[0]
     _hold(_close(moved, every), "the order of clients does not matter", (every.tolist(), moved.tolist()))
-    nothing = total(torch.zeros_like(updates), [0, 1, 2])
+    nothing = total(torch.zeros_like(updates), [0, 1, 2])[0]
     _hold(bool((nothing == 0).all()), "zero updates give a zero total", nothing.tolist())
     if aggregator.linear:
-        parts = total(updates[:1], [0]) + total(updates[1:], [1, 2])
+        parts = total(updates[:1], [0])[0] + total(updates[1:], [1, 2])[0]
         _hold(_close(parts, every), "a linear total is the sum of its chunks' totals", (every.tolist(), parts.tolist()))
+    single = _or_none(lambda: total(updates.float(), [0, 1, 2])[0])
+    if single is not None:
+        _hold(single.dtype == torch.float32, TOTAL_TYPE, f"{single.dtype} of torch.float32. {TYPE_CURE[:-1]}")
+    few = total(updates[:1].expand(3, -1), [0, 1, 2], torch.full_like(weights, 1 / 3))[0]
+    many = total(updates[:1].expand(6, -1), [0, 1, 2, 0, 1, 2], torch.full_like(weights, 1 / 6))[0]
+    _hold(_close(many, few), ANY_NUMBER, f"three clients {few.tolist()}, six {many.tolist()}")
+
+
+def _or_none(call: Callable[[], Any]) -> Any:
+    """What a call gives; None if it raises an error other than a broken law, which the run shows where it happens."""
+    try:
+        return call()
+    except _Broken:
+        raise
+    except Exception:
+        return None
 
 
 def _try_server(server: Any) -> None:

@@ -6,13 +6,34 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from equipoise.core.abilities import solver_traits
+from equipoise.core.abilities import is_of_user, solver_traits
 from equipoise.errors import require
 from equipoise.solvers.prepared import AdjustedSolver, RoundContext, require_sgd
 from equipoise.solvers.sgd import SGD
 from equipoise.types import LocalSolver
+
+
+def adds_up_gradients(solver: LocalSolver) -> bool:
+    """Whether steps from 0, around an anchor of 0, are linear in the gradients: Σ_i f_i g_i. An error in a step means no.
+
+    Tried on two sequences of three gradients and on 2 · the first + 3 · the second.
+    """
+
+    def moved(gradients: Tensor) -> Tensor:
+        weights = torch.zeros(4, dtype=torch.float64)
+        memory, anchor = solver.begin(weights), weights.clone()
+        for gradient in gradients:
+            solver.step(weights, gradient.clone(), memory, anchor=anchor, lr=0.1)
+        return weights
+
+    first, second = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    try:
+        return torch.allclose(moved(2 * first + 3 * second), 2 * moved(first) + 3 * moved(second), rtol=1e-6, atol=1e-9)
+    except Exception:
+        return False
 
 
 @dataclass(frozen=True)
@@ -23,7 +44,8 @@ class Scaffold:
     its steps (τ_k for plain SGD; see aggregators.FedNova). The server moves c by Σ α_k Δc_k over the clients that took part, α
     over all n clients, so that c = Σ_k α_k c_k after every round, also under partial participation. (Some published code adds
     the mean of Δc over participants, which lacks the factor m/n.) Each client keeps D numbers. Clients with zero steps keep
-    theirs, and take no part in the round. `solver` gives rate, batches, momentum and proximal term.
+    theirs, and take no part in the round. `solver` gives rate, batches, momentum and proximal term. A solver of
+    your own is refused unless its update is a sum of gradients, each with a fixed factor: c_k is made of that sum.
 
     Only risk.Mean() goes with it: with other weights the correction cancels the risk. Where the server does not take the mean
     of updates that it sees one by one, c follows the total T: c ← c − s(c + T/(ηa)), s being the base weight of the clients in
@@ -43,6 +65,10 @@ class Scaffold:
         traits = solver_traits(self.solver)
         good, fix = traits.normalisers is not None and not traits.rates, "E.g. solvers.SGD(lr=0.05)."
         require(good, "solver", "must have one rate for all parameters", self.solver, fix)
+        if is_of_user(type(self.solver).step):
+            rule = "must add up gradients, each with a fixed factor: c_k is made of that sum"
+            fix = "Use solvers.SGD(…), also with momentum or a proximal term, or your solver without SCAFFOLD."
+            require(adds_up_gradients(self.solver), "solver", rule, self.solver, fix)
 
     @property
     def keeps(self) -> Callable[[int], int]:

@@ -15,7 +15,21 @@ from equipoise.core.rng import torch_generator
 from equipoise.engines import Loop
 from equipoise.errors import is_number
 from equipoise.observers import Run, hears_something
-from equipoise.runs.own_parts import HAS_EFFECT, IS_MEMORY, MOVES, ignored_options, is_memory, step_call
+from equipoise.runs.own_parts import (
+    HAS_EFFECT,
+    IS_MEMORY,
+    LOWERS,
+    MEMORY_CURE,
+    MEMORY_IN_PLACE,
+    MOVES,
+    SAME_AGAIN,
+    convex_losses,
+    ignored_options,
+    is_memory,
+    lost_memories,
+    some_steps,
+    step_call,
+)
 from equipoise.solvers.client_steps import memory_of, rows_of
 from equipoise.solvers.prepared import AdjustedSolver
 from equipoise.testing.laws import accepts, agree, check_of, has, hold, unchanged, without_error
@@ -35,7 +49,8 @@ class _NoSteps(AdjustedSolver):
 def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
     """Zero steps give a zero update; steps move the parameters, in place; a step acts on each client alone.
 
-    More data never mean fewer steps. Options that a subclass of SGD inherits have an effect.
+    More data never mean fewer steps. A few small steps on a convex loss lower it. A memory that a step uses is changed by it,
+    in place. The same steps again give the same result. Options that a subclass of SGD inherits have an effect.
 
     Rates, their factors at local steps and by name, and the bound of gradients are positive. A solver that is told the number
     of a step takes it for all clients at once, or for each client. A client that keeps its memory between rounds goes on as
@@ -62,7 +77,12 @@ def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
     cohort = draw_everyone(data, seed)
     work = Loop().start(task, data).updates(params, cohort, _NoSteps(solver))
     agree(solver, "zero steps give a zero update", work.update, torch.zeros_like(work.update))
+    agree(solver, SAME_AGAIN, some_steps(solver)[1], some_steps(solver)[1])
     _check_rows_apart(solver, torch_generator(seed, "check_solver steps"))
+    lost = lost_memories(solver)
+    hold(not lost, solver, MEMORY_IN_PLACE, f"number {lost} of the memory is not", MEMORY_CURE)
+    before, after = convex_losses(solver)
+    hold(after < before, solver, LOWERS, f"{before:.6g} before and {after:.6g} after")
     ignored = ignored_options(solver)
     hold(not ignored, solver, HAS_EFFECT, ", ".join(ignored))
     if solver_traits(solver).keeps is not None and solver_traits(solver).shift is None:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from equipoise.core.abilities import is_part
-from equipoise.errors import EquipoiseError, InvalidParameter
+from equipoise.errors import EquipoiseError, InvalidParameter, shown
 from equipoise.runs.own_parts import refused_call
+from equipoise.runs.state_rules import IS_KEPT, unkeepable
 
 P = ParamSpec("P")
 
@@ -33,7 +34,7 @@ def hold(condition: Tensor | bool, part: object, law: str, numbers: object = "",
 
 def _broken(part: object, law: str, numbers: object, cure: str) -> str:
     found = f" Found: {numbers}" if numbers != "" else ""
-    return f"{part!r} breaks the law: {law}.{found}" + (f"{'.' * bool(found)} {cure}" if cure else "")
+    return f"{shown(part)} breaks the law: {law}.{found}" + (f"{'.' * bool(found)} {cure}" if cure else "")
 
 
 def agree(part: object, law: str, found: Tensor, expected: Tensor, tolerance: float = 0.0) -> None:
@@ -124,13 +125,29 @@ def equal_values(a: Any, b: Any) -> bool:
     return bool(a == b) or bool(a != a and b != b)
 
 
+def repeated(part: object, action: str, call: Callable[..., Any], values: Callable[[Any], Any], **given: Any) -> Any:
+    """What a call gives; LawBroken if it writes to what it is `given`, if its `values` differ when it is made again."""
+    with unchanged(part, action, **given):
+        first, second = call(), call()
+    law = f"{action} twice, with the same inputs, gives the same answer"
+    cure = "It may depend on its inputs and its state alone: no global, no random number, nothing kept in self."
+    hold(equal_values(values(first), values(second)), part, law, cure=cure)
+    return first
+
+
+def keepable(part: object, state: Any) -> None:
+    """Raise LawBroken unless a checkpoint can keep a state that a part returned."""
+    found = unkeepable(state)
+    hold(found is None, part, IS_KEPT, f"a value of type {found}", "Write the state as one of these types.")
+
+
 @contextmanager
 def unchanged(part: object, action: str, **values: Any) -> Iterator[None]:
     """Raise LawBroken if one of the named values is another after the block than before it: an argument was written to."""
     before = copy.deepcopy(values)
     yield
     for name, value in values.items():
-        hold(equal_values(value, before[name]), part, f"{action} does not write to the {name} it is given")
+        hold(equal_values(value, before[name]), part, f"{action} does not write to the {name.replace('_', ' ')} it is given")
 
 
 def is_finite(values: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,13 +11,18 @@ from torch import Tensor
 from equipoise.core.abilities import read
 from equipoise.core.rng import torch_generator
 from equipoise.runs.own_parts import ARE_TENSORS, RISK_CALL
-from equipoise.testing.laws import accepts, agree, check_of, hold, is_finite, without_error
+from equipoise.testing.laws import accepts, agree, check_of, hold, is_finite, keepable, repeated, without_error
 from equipoise.types import ClientRisk, RiskTraits, RiskValue
 
 
 @check_of("a risk", "__call__", cure=f"Write {RISK_CALL}, which returns a RiskValue.")
 def check_risk(risk: ClientRisk, *, seed: int = 0) -> None:
     """Weights are the gradient of the value and never negative; order and ties do not matter; finite for any finite losses.
+
+    A call writes to nothing that it is given, and the same call again gives the same answer. Three calls in a row pass the
+    state on: with a state the weights are the gradient up to a common factor, and order does not matter. Equal losses share
+    weight by base weights with a fresh state (None) only: a state may know the past of each client. A state is made of what
+    checkpoints keep.
 
     Finite differences are taken where the value has a derivative; at a kink any subgradient is right. Ties are compared inside
     a group where the risk tells groups apart (`group_of`). A risk with `full_participation` follows a mixture of its own, not
@@ -39,6 +45,7 @@ def check_risk(risk: ClientRisk, *, seed: int = 0) -> None:
             if not traits.full_participation:
                 _check_ties(risk, losses, alpha, tolerance)
     _check_extremes(risk)
+    _check_state(risk, gen, 7 if traits.full_participation else 5)
     if traits.full_participation:
         _check_mixture_of_clients(risk, gen)
 
@@ -47,32 +54,83 @@ def _call_risk(risk: ClientRisk, losses: Tensor, alpha: Tensor, order: Tensor | 
     numbers = range(len(losses)) if order is None else order.tolist()
     law = "a risk weighs a cohort of any size, also one client, at any finite losses"
     case = f"losses {_shortly(losses.tolist())} give "
+    ids = tuple(f"client-{i}" for i in numbers)
     with without_error(risk, law, case, "Let it answer: a round may have few clients, e.g. where others fail."):
-        result = risk(losses, alpha, clients=tuple(f"client-{i}" for i in numbers), state=state)
+        result = repeated(
+            risk, "a call", lambda: risk(losses, alpha, clients=ids, state=state), partial(_answer, risk),
+            losses=losses, base_weights=alpha, state=state,
+        )  # fmt: skip
     hold(isinstance(result, RiskValue), risk, "a risk returns a RiskValue", type(result).__name__)
     tensors = isinstance(result.value, Tensor) and isinstance(result.weights, Tensor)
     hold(tensors, risk, ARE_TENSORS, (result.value, result.weights), "Write torch.as_tensor(…).")
     hold(result.weights.shape == losses.shape, risk, "there is one weight per client", tuple(result.weights.shape))
     hold(result.value.numel() == 1, risk, "the value is one number", tuple(result.value.shape))
-    return result
+    exact, types = torch.float64, (result.value.dtype, result.weights.dtype)
+    good, cure = losses.dtype != exact or types == (exact, exact), "A round gives float64; do not cast it to float32."
+    hold(good, risk, "the value and the weights of float64 losses are float64", types, cure)
+    return result  # type: ignore[no-any-return]
 
 
-def _check_gradient(risk: ClientRisk, losses: Tensor, alpha: Tensor, result: RiskValue) -> None:
-    step, smooth = 1e-5, 0
+def _answer(risk: ClientRisk, result: Any) -> Any:
+    """What two answers of a risk are compared by; a state that checkpoints cannot keep is refused first."""
+    if not isinstance(result, RiskValue):
+        return None
+    keepable(risk, result.state)
+    return result.value, result.weights, result.state
+
+
+def _check_state(risk: ClientRisk, gen: torch.Generator, size: int) -> None:
+    """Three rounds, each with the state of the one before; cohorts change, and so does the order of clients."""
+    state = None
+    for _ in range(3):
+        clients = torch.randperm(7, generator=gen)[:size]
+        losses, alpha = 2 * torch.rand(2, size, generator=gen, dtype=torch.float64) + 0.1
+        alpha, order = alpha / alpha.sum(), torch.randperm(size, generator=gen)
+        result = _call_risk(risk, losses, alpha, clients, state=state)
+        good = is_finite(result.weights) and (result.weights >= 0).all()
+        hold(good, risk, "weights are finite and not negative", result.weights)
+        _check_direction(risk, losses, alpha, result, clients, state)
+        moved = _call_risk(risk, losses[order], alpha[order], clients[order], state=state)
+        agree(risk, "weights follow their clients when the order changes", moved.weights, result.weights[order], 1e-9)
+        state = result.state
+
+
+def _slopes(
+    risk: ClientRisk, losses: Tensor, alpha: Tensor, here: float, clients: Tensor | None = None, state: Any = None
+) -> list[float | None]:
+    """The derivative of the value in each loss by finite differences; None at a kink."""
+    step, found = 1e-5, list[float | None]()
     for i in range(len(losses)):
         nudge = torch.zeros_like(losses)
         nudge[i] = step
-        rounding = 4e-16 * abs(float(result.value)) / step  # of the difference of two large values
-        up, down = (float(_call_risk(risk, losses + s * nudge, alpha).value) for s in (1, -1))
-        here = float(result.value)
-        slope, weight = (up - down) / (2 * step), float(result.weights[i])
-        if abs((up - here) - (here - down)) > 1e-2 * step * max(1.0, abs(slope)):  # a kink within the step
+        up, down = (float(_call_risk(risk, losses + s * nudge, alpha, clients, state).value) for s in (1, -1))
+        slope = (up - down) / (2 * step)
+        kink = abs((up - here) - (here - down)) > 1e-2 * step * max(1.0, abs(slope))
+        found.append(None if kink else slope)
+    return found
+
+
+def _check_gradient(risk: ClientRisk, losses: Tensor, alpha: Tensor, result: RiskValue) -> None:
+    slopes = _slopes(risk, losses, alpha, float(result.value))
+    rounding = 4e-16 * abs(float(result.value)) / 1e-5  # of the difference of two large values
+    for i, (slope, weight) in enumerate(zip(slopes, result.weights.tolist(), strict=True)):
+        if slope is None:
             continue
-        smooth += 1
         case = f"client {i} of {len(losses)}: weight {weight:.6g}, finite difference {slope:.6g}"
         good = abs(slope - weight) <= 1e-4 * max(1.0, abs(slope)) + rounding
         hold(good, risk, "the weights are the gradient of the value in the losses", case)
+    smooth = len(losses) - slopes.count(None)
     hold(2 * smooth >= len(losses), risk, "the value has a derivative at most losses", f"{smooth} of {len(losses)}")
+
+
+def _check_direction(risk: ClientRisk, losses: Tensor, alpha: Tensor, result: RiskValue, clients: Tensor, state: Any) -> None:
+    """With a state the weights have the direction of the gradient: a round divides them by their sum."""
+    slopes = _slopes(risk, losses, alpha, float(result.value), clients, state)
+    pairs = [(slope, weight) for slope, weight in zip(slopes, result.weights.tolist(), strict=True) if slope is not None]
+    found, expected = torch.tensor(pairs, dtype=torch.float64).reshape(-1, 2).flip(1).unbind(1)
+    if len(pairs) and float(found.sum()) > 0 and abs(float(expected.sum())) > 1e-9:
+        law = "with the state of earlier rounds the weights are the gradient of the value, up to a common factor"
+        agree(risk, law, found / found.sum(), expected / expected.sum(), 1e-3)
 
 
 def _check_ties(risk: ClientRisk, losses: Tensor, alpha: Tensor, tolerance: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 
 from equipoise.core.abilities import read
 from equipoise.core.rng import torch_generator
-from equipoise.runs.own_parts import AGGREGATOR_CALL, SAMPLER_CALL, SERVER_CALL, TWO_THINGS
-from equipoise.testing.laws import accepts, agree, check_of, hold, two_things, unchanged, without_error
+from equipoise.runs.own_parts import AGGREGATOR_CALL, ANY_NUMBER, SAMPLER_CALL, SERVER_CALL, TOTAL_TYPE, TWO_THINGS, TYPE_CURE
+from equipoise.runs.state_rules import LINEAR_CURE, NO_LINEAR_STATE
+from equipoise.testing.laws import accepts, agree, check_of, hold, keepable, repeated, two_things, unchanged, without_error
 from equipoise.types import Aggregator, AggregatorTraits, Averaging, Cohort, Sampler, ServerOptimizer
 
 
@@ -22,7 +24,10 @@ from equipoise.types import Aggregator, AggregatorTraits, Averaging, Cohort, Sam
 def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12) -> None:
     """Permutation-invariant; zero updates give zero; a linear one's total is additive over chunks and linear in the weights.
 
-    Updates have the type of the model, mostly float32, weights and losses always float64: an aggregator takes both.
+    Updates have the type of the model, mostly float32, weights and losses always float64: an aggregator takes both, and its
+    total has the type of the updates. A call writes to nothing that it is given, the same call again gives the same answer, and
+    this holds with the state of the calls before. A linear aggregator has no state. Equal updates give one total, however many
+    clients send them, which a sum without weights does not. Zero updates give zero from a fresh state (None).
     """
     streams: dict[str, Any] = {"keys": None} if read(AggregatorTraits, aggregator).needs_keys else {}
     accepts(aggregator, aggregator, AGGREGATOR_CALL, (0, 0), losses=None, state=None, **streams)
@@ -32,35 +37,69 @@ def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12
     weights, losses = weights / weights.sum(), torch.rand(clients, generator=gen, dtype=torch.float64)
     keys = torch.randint(-(2**62), 2**62, (clients,), generator=gen)
 
-    def combine(rows: Tensor, own: Tensor, places: Tensor) -> Tensor:
+    def known(found: Any) -> Any:
+        if isinstance(found, tuple) and len(found) == 2:
+            keepable(aggregator, found[1])
+        return found
+
+    def answer(rows: Tensor, own: Tensor, places: Tensor, state: Any = None) -> tuple[Any, Any]:
         given = dict.fromkeys(streams, keys[places])
         law, cure = f"it combines the updates of {len(rows)} clients", "If it needs more, call check_aggregator(…, clients=…)."
         if len(rows) < clients:
             law, cure = "a linear aggregator combines any number of updates", "Set linear = False if it needs a whole cohort."
-        with without_error(aggregator, law, f"{len(rows)} updates of type {rows.dtype} give ", cure):
-            answer = aggregator(rows, own, losses=losses[places], **given)
-        total, _ = two_things(aggregator, answer, TWO_THINGS)
+        if rows.dtype == torch.float32:
+            law, cure = "updates may be float32, while weights and losses are float64", TYPE_CURE
+        here, call = losses[places], f"{len(rows)} updates of type {rows.dtype} give "
+        with without_error(aggregator, law, call, cure):
+            given_back = repeated(
+                aggregator, "a call", lambda: aggregator(rows, own, losses=here, state=state, **given), known,
+                updates=rows, weights=own, losses=here, state=state,
+            )  # fmt: skip
+        total, later = two_things(aggregator, given_back, TWO_THINGS)
         hold(isinstance(total, Tensor), aggregator, "the total is a tensor", type(total).__name__)
-        return total  # type: ignore[no-any-return]
+        hold(total.shape == rows.shape[1:], aggregator, "the total has the shape of one update", tuple(total.shape))
+        hold(total.dtype == rows.dtype, aggregator, TOTAL_TYPE, f"{total.dtype} of {rows.dtype}", TYPE_CURE)
+        hold(later is None or not aggregator.linear, aggregator, NO_LINEAR_STATE, type(later).__name__, f"{LINEAR_CURE}.")
+        return total, later
+
+    def combine(rows: Tensor, own: Tensor, places: Tensor) -> Tensor:
+        return answer(rows, own, places)[0]  # type: ignore[no-any-return]
 
     everyone = torch.arange(clients)
     total = combine(updates, weights, everyone)
-    hold(total.shape == updates.shape[1:], aggregator, "the total has the shape of one update", tuple(total.shape))
     for order in (torch.randperm(clients, generator=gen), everyone.flip(0)):
         moved = combine(updates[order], weights[order], order)
         agree(aggregator, "the order of clients does not matter", moved, total, 1e-9)
     zero = combine(torch.zeros_like(updates), weights, everyone)
     hold((zero == 0).all(), aggregator, "zero updates give a zero total", zero)
+    single = combine(updates.float(), weights, everyone)
     law = "updates may be float32, while weights and losses are float64"
-    cure = "Cast the weights before a product: weights.to(updates.dtype)."
-    with without_error(aggregator, law, cure=cure):
-        single = aggregator(updates.float(), weights, losses=losses, **dict.fromkeys(streams, keys))[0]
-    agree(aggregator, law, single.double(), combine(updates.float().double(), weights, everyone).double(), 1e-3)
+    agree(aggregator, law, single.double(), combine(updates.float().double(), weights, everyone), 1e-3)
+    state = None
+    for _ in range(3):
+        rows = torch.randn(clients, 6, generator=gen, dtype=torch.float64)
+        order, before = torch.randperm(clients, generator=gen), state
+        total_later, state = answer(rows, weights, everyone, before)
+        moved, _ = answer(rows[order], weights[order], order, before)
+        agree(aggregator, "the order of clients does not matter", moved, total_later, 1e-9)
     if aggregator.linear:
         parts = [combine(updates[part], weights[part], part) for part in torch.split(everyone, 5)]
         agree(aggregator, "a linear total is the sum of its chunks' totals", torch.stack(parts).sum(0), total, 1e-9)
         double = combine(updates, 2 * weights, everyone)
         agree(aggregator, "a linear total doubles with the weights", double, 2 * total, 1e-9)
+    _check_equal_updates(aggregator, combine, updates[0], clients)
+
+
+def _check_equal_updates(
+    aggregator: Aggregator, combine: Callable[[Tensor, Tensor, Tensor], Tensor], update: Tensor, clients: int
+) -> None:
+    """One update, sent by all clients and by three more, has one total."""
+    totals = []
+    for count in (clients, clients + 3):
+        places = torch.arange(count) % clients  # the last three share losses and streams with the first
+        rows, own = update.expand(count, -1).clone(), torch.full((count,), 1 / count, dtype=torch.float64)
+        totals.append(combine(rows, own, places))
+    agree(aggregator, ANY_NUMBER, totals[1], totals[0], 1e-6)
 
 
 @check_of("a server optimiser", "begin", "step")
