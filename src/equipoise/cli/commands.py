@@ -208,7 +208,7 @@ def compare(
     trust: Trust = False,
 ) -> None:
     """Run every method with every seed, as far as runs are missing; print the table and write the report."""
-    from equipoise.cli.listing import comparison_table, print_whole
+    from equipoise.cli.listing import comparison_table, difference_lines, print_whole
     from equipoise.experiment.folder import read_record, refuse_run_folder
     from equipoise.experiment.scheduler import run_all
     from equipoise.experiment.study import prepare, read_study
@@ -226,6 +226,8 @@ def compare(
             from equipoise.report import write_report
 
             print_whole(console, comparison_table(records))
+            for line in difference_lines(records):
+                console.print(Text(line), soft_wrap=True)
             if said := words_below(folder):
                 console.print(Text(said), soft_wrap=True)
             _print_files(console, [write_report(records, folder / "report.html")])

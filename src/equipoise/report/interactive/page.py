@@ -22,6 +22,7 @@ from equipoise.report.palette import COLOURS, DARK_COLOURS
 from equipoise.report.text import notes
 from equipoise.report.text.around_training import metrics_section, stopped_section
 from equipoise.report.text.captions import captions
+from equipoise.report.text.choosing import differences_section, validation_section
 from equipoise.report.text.client_numbers import seeds_words
 from equipoise.report.text.gains import gains_section
 from equipoise.report.text.groups_and_sets import conformal_section, subgroups_section
@@ -51,6 +52,8 @@ def page(study: Study, knob: Mapping[str, Any] | None = None) -> str:
         *(knob_section(knob, note=KNOB_NOTE) if knob is not None else ()),
         *(_figure(study, "histogram") if "histogram" in drawn else ()),
         *numbers_table(study),
+        *differences_section(study),
+        *validation_section(study),
         *subgroups_section(study),
         *metrics_section(study),
         *conformal_section(study),
