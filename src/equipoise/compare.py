@@ -203,9 +203,9 @@ class Comparison:
     def __repr__(self) -> str:
         return f"Comparison({len(self.results)} methods)\n{self.summary()}"
 
-    def report(self, path: str | Path) -> Path:
-        """Write one HTML page that opens offline."""
-        return write_report(self.all_results, path)
+    def report(self, path: str | Path, *, title: str | None = None) -> Path:
+        """Write one HTML page that opens offline, under a `title`."""
+        return write_report(self.all_results, path, title=title)
 
 
 def compare(

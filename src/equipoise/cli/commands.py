@@ -270,6 +270,7 @@ def report(
     out: Annotated[Path, Option(help="The page to write.")] = Path("report.html"),
     figures: Annotated[Path | None, Option(metavar="DIR", help="Also write each figure as SVG and PNG here.")] = None,
     table: Annotated[Path | None, Option(metavar="FILE", help="Also write the table: .md or .tex (booktabs).")] = None,
+    title: Annotated[str | None, Option(help="The title of the page.")] = None,
 ) -> None:
     """Write one page about runs beside each other; it opens offline."""
     from equipoise.experiment.family_records import family_knob
@@ -279,7 +280,7 @@ def report(
     console = Console()
     records = [record for path in finished_runs(folders) for record in read_records(path)]
     knob = family_knob(folders[0], records) if len(folders) == 1 else None
-    _print_files(console, [write_report(records, out, knob=knob)])
+    _print_files(console, [write_report(records, out, knob=knob, title=title)])
     if figures is not None:
         _print_files(console, export_figures(records, figures))
     if table is not None:

@@ -251,6 +251,11 @@ class Study:
         return ValidationFigures(figures, str(self.validation.judged))
 
     @property
+    def data_name(self) -> str:
+        """The name of the data, without the seeds of attacks."""
+        return _without_seed(self.runs[0].data)
+
+    @property
     def measured(self) -> str:
         """Which error it is, and of which column, e.g. "squared error of price"; the noun where runs do not say, or differ."""
         named = {run.measured for run in self.runs}
