@@ -75,7 +75,8 @@ def test_clients_left_behind_before_and_after(comparison, tmp_path):
         at = [seeds[0][0].client.index(row[0]) for row in rows]
         assert [float(means[k]) for k in at] == sorted(means.tolist(), reverse=True)[:10]
         for k, row in zip(at, rows, strict=True):
-            assert int(row[1].removesuffix(" *")) == (size := int(seeds[0][0].size[k]))
+            size = int(seeds[0][0].size[k])
+            assert int(row[1].removesuffix(" *")) == size
             first, low, high = numbers(row[2])
             shown, *rest = numbers(row[3])
             assert first == pytest.approx(100 * float(before[k]), abs=0.051)

@@ -289,8 +289,8 @@ def noise_words(results: Sequence[TrialResult]) -> str:
     found = apart[alike[0]].words(alike[0], "{:.2g}".format)
     return (
         f"The best is within the noise of the next: {found}, and the 95 % interval of the paired differences contains 0. The "
-        f"seeds do not tell {len(alike)} of {len(others)} other trials from the best: {listed(alike, 5)}. Take the one that you "
-        "like best for other reasons, or add seeds in [search]."
+        f"seeds do not tell {len(alike)} of {len(others)} other trials from the best: {listed(alike, 5)}. Take one of them for "
+        "other reasons, or add seeds in [search]."
     )
 
 

@@ -42,8 +42,12 @@ def differences_section(study: Study) -> Iterator[str]:
 def _cell(study: Study, each: PairedDifference) -> str:
     """A mean difference with its deviation, and its interval below."""
     scale, spread = study.scale, each.spread
-    text = nonbreaking(f"{scale.signed(spread.mean)} ± {scale.number(spread.deviation)}") if each.seeds > 1 else "–"
-    between = each.interval.text(scale.signed)
+
+    def signed(value: float) -> str:
+        return scale.signed(value).removeprefix("±")  # of 0, which has no sign here
+
+    text = nonbreaking(f"{signed(spread.mean)} ± {scale.number(spread.deviation)}") if each.seeds > 1 else "–"
+    between = each.interval.text(signed)
     return text if between == "–" else f'{text} <small class="below">{between}</small>'
 
 
