@@ -18,8 +18,17 @@ from equipoise.core.abilities import engine_traits
 from equipoise.core.files import write_atomically
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
-from equipoise.errors import InvalidParameter
-from equipoise.metrics import Interval, Summary, mean_interval, percentile_interval, summarise, summarise_metric
+from equipoise.errors import InvalidParameter, require_integer
+from equipoise.metrics import (
+    Interval,
+    Summary,
+    counts_wrong,
+    mean_interval,
+    percentile_interval,
+    share_interval,
+    summarise,
+    summarise_metric,
+)
 from equipoise.subgroups import NO_VALUE, Subgroup, subgroups_of
 from equipoise.types import Engine
 
@@ -259,15 +268,30 @@ class ClientTable:
         columns = {"loss": self.served_loss, "error": self.served_error}
         return columns | ({"shared_loss": self.loss, "shared_error": self.error} if self.has_own else {})
 
-    def worst(self, count: int = 10) -> list[dict[str, object]]:
+    def worst(self, count: int = 10, *, at_least: int = 0) -> WorstClients:
         """The rows of benign clients with the largest error (then loss) of the model that they are served, worst first.
 
-        A client with few examples (`size`) may be here by chance alone.
+        A client with few examples (`size`) may be here by chance alone: `at_least=30` leaves out clients with fewer examples.
+        If the error is a share of wrong examples, `error_low` and `error_high` are its 95 % interval by Clopper and Pearson. It
+        covers the choice of the client's examples, and not the seed of training. `str()` of the list is a table.
         """
+        require_integer("at_least", at_least, 0)
         rows = self.benign
-        pairs = zip(rows.served_error.tolist(), rows.served_loss.tolist(), strict=True)
-        order = sorted(range(len(rows)), key=list(pairs).__getitem__, reverse=True)[:count]
-        return list(rows.take(torch.tensor(order, dtype=torch.int64)))
+        judged = self.clients_in_mean is None and counts_wrong(rows.served_error, rows.size)
+        rows = rows.take((rows.size >= at_least).nonzero().flatten())
+        errors = rows.served_error.tolist()
+        pairs = list(zip(errors, rows.served_loss.tolist(), strict=True))
+        order = sorted(range(len(rows)), key=pairs.__getitem__, reverse=True)[:count]
+        found = WorstClients(rows.take(torch.tensor(order, dtype=torch.int64)))
+        found.at_least = at_least
+        for k, row in zip(order, found, strict=True):
+            if rows.personal_error is not None:
+                row["served_error"] = errors[k]
+            if judged:
+                size = int(rows.size[k])
+                between = share_interval(round(errors[k] * size), size)
+                row["error_low"], row["error_high"] = between.low, between.high
+        return found
 
     def to_parquet(self, path: str | Path, **constants: str | int) -> Path:
         """Write the rows as Parquet, with further columns of one value each; the file is whole or absent."""
@@ -319,6 +343,26 @@ class ClientTable:
         writer.writeheader()
         writer.writerows(self)
         return write_atomically(Path(path), text.getvalue().encode())
+
+
+class WorstClients(list[dict[str, object]]):
+    """Rows of clients, worst first. `str()` is a table with the interval of each client's error, where it has one."""
+
+    at_least = 0  # examples of every client
+
+    def __str__(self) -> str:
+        if not self:
+            return f"No client has {self.at_least} examples or more."
+        heads = ["client", "split", "examples", "error", *(["95 % interval"] if "error_low" in self[0] else [])]
+        lines = [heads]
+        for row in self:
+            cells = [str(row["client"]), str(row["split"]), str(row["size"]), f"{row.get('served_error', row['error']):z.3f}"]
+            lines.append(cells + ([f"{row['error_low']:.3f} to {row['error_high']:.3f}"] if "error_low" in row else []))
+        widths = [max(len(line[j]) for line in lines) for j in range(len(heads))]
+        table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+        if "error_low" in self[0]:
+            table.append("The interval (Clopper and Pearson) covers the choice of the client's examples, and not the seed.")
+        return "\n".join(table)
 
 
 def weights_in_means(table: ClientTable, split: str) -> Tensor | None:

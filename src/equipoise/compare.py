@@ -14,8 +14,17 @@ from equipoise.data.federated_data import FederatedData
 from equipoise.errors import EquipoiseError, require
 from equipoise.privacy.observer_table import composed_words
 from equipoise.report import write_report
-from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of, intervals_of, metric_figures, trivial_name
-from equipoise.report.text.paper_tables import latex_table, markdown_table, paper_table
+from equipoise.report.data.over_seeds import (
+    FIGURES,
+    Spread,
+    figures_of,
+    intervals_of,
+    metric_figures,
+    split_words,
+    trivial_name,
+)
+from equipoise.report.data.paired import Differences
+from equipoise.report.text.paper_tables import differences_of, latex_table, markdown_table, paper_table
 from equipoise.report.text.phrases import INTERVAL, SHARED, capital, remarks
 from equipoise.result import Result
 from equipoise.runs.checked_first import refuse_unfit_methods
@@ -25,7 +34,7 @@ from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build
 from equipoise.subgroups import subgroup_lines
 from equipoise.train import train
 
-__all__ = ["FIGURES", "Comparison", "Spread", "compare", "figures_of"]
+__all__ = ["FIGURES", "Comparison", "Differences", "Spread", "compare", "figures_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +55,7 @@ class Comparison:
     """
 
     results: dict[str, list[Result]]  # by the name of the method, in the order of the seeds
+    note: str = ""  # a clause on the clients that tables add, e.g. by which of their examples they are judged
 
     def table(self, split: str | None = None) -> dict[str, dict[str, Spread]]:
         """Per method the figures of the error, in fractions, over seeds, with trained clients per round and seconds.
@@ -55,7 +65,23 @@ class Comparison:
         return {method: figures_of(runs) for method, runs in self._judged_by(split).results.items()}
 
     def _judged_by(self, split: str | None) -> Comparison:
-        return Comparison({method: [run.judged_by(split) for run in runs] for method, runs in self.results.items()})
+        judged = {method: [run.judged_by(split) for run in runs] for method, runs in self.results.items()}
+        return replace(self, results=judged)
+
+    def differences(
+        self, baseline: str | None = None, *, figure: str = "percentile_90", split: str | None = None, column: str = "error"
+    ) -> Differences:
+        """Paired differences: a figure under each method minus that under `baseline` (None: the first), seed by seed.
+
+        Methods share data, cohorts, batches and initial weights in a seed, so that the differences vary less than the figures.
+        Each row has the mean and standard deviation of the differences, and their 95 % interval: Student's t over seeds, which
+        takes them to be roughly normal, from 3 seeds on. It also says in how many seeds the method is lower, and has a verdict:
+        "lower" or "higher" if the interval does not contain 0 (significant at 5 %), else "undecided". `figure` and `column` are
+        those of `to_markdown`.
+        """
+        judged = self._judged_by(split)
+        first = next(iter(self.results))
+        return differences_of(judged.results, first if baseline is None else baseline, figure, column)
 
     @property
     def all_results(self) -> list[Result]:
@@ -81,7 +107,7 @@ class Comparison:
 
     def to_markdown(
         self, split: str | None = None, *, column: str = "error", figures: Iterable[str] = tuple(FIGURES),
-        percent: bool = False, digits: int | None = None, trivial: bool = True,
+        percent: bool = False, digits: int | None = None, trivial: bool = True, baseline: str | None = None,
     ) -> str:  # fmt: skip
         """The table as Markdown: figures over the clients of a split, mean ± standard deviation over seeds.
 
@@ -89,21 +115,25 @@ class Comparison:
         are any of mean, percentile_90 (also 10, 20, 25, 50, 60, 75, 80, 95), worst_10, worst_5, best_10, best_5,
         standard_deviation, variance, mean_by_example, gini, angle and the others of `metrics.Summary`. `percent` multiplies
         by 100; it is refused for a loss and for the error of a number. `digits` after the point are 3, or 1 for percent.
-        `trivial` adds a row for the trivial answer.
+        `trivial` adds a row for the trivial answer. `baseline` names a method: a second table then has the paired differences
+        of all others from it (see `differences`).
         """
         return paper_table(
             self._judged_by(split).results, markdown_table, column=column, figures=figures, percent=percent, digits=digits,
-            trivial=trivial,
+            trivial=trivial, baseline=baseline, note=self.note,
         )  # fmt: skip
 
     def to_latex(
         self, split: str | None = None, *, column: str = "error", figures: Iterable[str] = tuple(FIGURES),
-        percent: bool = False, digits: int | None = None, trivial: bool = True,
+        percent: bool = False, digits: int | None = None, trivial: bool = True, baseline: str | None = None,
     ) -> str:  # fmt: skip
-        """The table as a LaTeX tabular for the package booktabs. The options are those of `to_markdown`."""
+        """The table as a LaTeX tabular for the package booktabs, the best of each column in bold.
+
+        The options are those of `to_markdown`.
+        """
         return paper_table(
             self._judged_by(split).results, latex_table, column=column, figures=figures, percent=percent, digits=digits,
-            trivial=trivial,
+            trivial=trivial, baseline=baseline, note=self.note,
         )  # fmt: skip
 
     def summary(self, split: str | None = None) -> str:
@@ -120,13 +150,14 @@ class Comparison:
         below += [trivial_name(self.all_results)] * any("trivial_mean" in row for row in table.values())
         width = max(map(len, ("method", *table, *below)))
         what = capital(first.measured)
-        over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "1 seed"
+        split_said = split_words(self.all_results)
+        over = f"mean ± standard deviation over {seeds} seeds ({split_said})" if seeds > 1 else "1 seed"
         titles = "".join(f"{title:>15}" for title in ("mean", "90th pct.", "worst 10 %", "std. dev."))
-        lines = [f"{what} over {first.summary().who}, {over}", f"{'method':<{width}}{titles}{'trained':>9}"]
+        lines = [f"{what} over {first.summary().who}{self.note}, {over}", f"{'method':<{width}}{titles}{'trained':>9}"]
 
         def cells(row: Mapping[str, Spread], prefix: str = "") -> str:
             spreads = [row[prefix + key] for key in FIGURES]
-            shown = [f"{s.mean:.3f}" + (f" ± {s.deviation:.3f}" if seeds > 1 else "") for s in spreads]
+            shown = [f"{s.mean:z.3f}" + (f" ± {s.deviation:.3f}" if seeds > 1 else "") for s in spreads]
             return "".join(f"{text:>15}" for text in shown)
 
         def interval_lines(method: str, column: str) -> list[str]:
@@ -142,6 +173,7 @@ class Comparison:
                 lines += interval_lines(method, "shared_error")
         if trivial := next((row for row in table.values() if "trivial_mean" in row), None):
             lines.append(f"{trivial_name(self.all_results):<{width}}{cells(trivial, 'trivial_')}")
+        lines += self._difference_lines()
         if spent := self.privacy:
             lines.append(spent)
         if said := remarks(self.results, table, "{:.3f}".format):
@@ -161,12 +193,20 @@ class Comparison:
                     lines.append(f"{method}{f', seed {run.seed}' if seeds > 1 else ''}: {run.history.stopped}")
         return "\n".join(lines)
 
+    def _difference_lines(self) -> list[str]:
+        """The paired differences of the 90th percentile from the first method; none for one method, or one seed."""
+        first, *others = self.results.values()
+        clients = first[0].clients.where(first[0].judged_on)
+        if not others or len(first) < 2 or clients.clients_in_mean is not None:
+            return []
+        return ["", *self.differences().short()]
+
     def __repr__(self) -> str:
         return f"Comparison({len(self.results)} methods)\n{self.summary()}"
 
-    def report(self, path: str | Path) -> Path:
-        """Write one HTML page that opens offline."""
-        return write_report(self.all_results, path)
+    def report(self, path: str | Path, *, title: str | None = None) -> Path:
+        """Write one HTML page that opens offline, under a `title`."""
+        return write_report(self.all_results, path, title=title)
 
 
 def compare(

@@ -37,6 +37,7 @@ __all__ = [
     "percentile_interval",
     "perplexity",
     "rank_correlation",
+    "share_interval",
     "standard_deviation",
     "summarise",
     "summarise_metric",
@@ -219,6 +220,30 @@ def percentile_interval(values: Tensor, percent: float, weights: Tensor | None =
     reach = 100 * _NORMAL * float((w * (below.double() - p)).norm())
     low_end = percentile(values, percent - reach, w) if percent >= reach else -math.inf
     return Interval(low_end, percentile(values, percent + reach, w) if percent + reach <= 100 else math.inf)
+
+
+def share_interval(hits: float, count: int, confidence: float = _CONFIDENCE) -> Interval:
+    """The interval of Clopper and Pearson of a share, e.g. of a client's error on `count` examples, `hits` of them wrong.
+
+    It says where the error on further examples of the same client lies. `hits` may be a mean over seeds on the same examples.
+
+    >>> found = share_interval(0, 10)
+    >>> found.low, round(found.high, 6)
+    (0.0, 0.308497)
+    """
+    from scipy.special import betaincinv
+
+    rest = (1 - confidence) / 2
+    low = 0.0 if hits <= 0 else float(betaincinv(hits, count - hits + 1, rest))
+    high = 1.0 if hits >= count else float(betaincinv(hits + 1, count - hits, 1 - rest))
+    return Interval(low, high)
+
+
+def counts_wrong(errors: Tensor, sizes: Tensor) -> bool:
+    """Whether each error is a share of wrong examples, so that it has an interval: a whole number of `sizes` examples."""
+    wrong = errors.double() * sizes
+    whole = (wrong - wrong.round()).abs() <= 1e-5 * sizes.clamp(min=1)
+    return bool(((errors >= 0) & (errors <= 1) & whole).all())
 
 
 @dataclass(frozen=True)

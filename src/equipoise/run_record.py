@@ -106,6 +106,6 @@ class RunRecord:
         evaluated, every = (self.sampled or {}).get(split, (0, 0))
         return (evaluated, every) if evaluated < every else None
 
-    def report(self, path: str | Path) -> Path:
-        """Write one HTML page that opens offline."""
-        return write_report([self], path)
+    def report(self, path: str | Path, *, title: str | None = None) -> Path:
+        """Write one HTML page that opens offline, under a `title`."""
+        return write_report([self], path, title=title)

@@ -71,7 +71,7 @@ class RunSummary:
         texts = [text for row in rows for text in row[1:] if isinstance(text, str)]
         width, wide = max(len(str(r[0])) for r in rows), max(8, *map(len, texts))
         lines = [
-            f"{label:<{width}}  " + "  ".join(v.rjust(wide) if isinstance(v, str) else f"{v:{wide}.4f}" for v in values)
+            f"{label:<{width}}  " + "  ".join(v.rjust(wide) if isinstance(v, str) else f"{v:z{wide}.4f}" for v in values)
             for label, *values in rows
         ]
         measured = [f"error: {meant}." for meant in [self._measured] if meant]
@@ -90,7 +90,12 @@ class RunSummary:
 def metric_words(metrics: Mapping[str, Summary]) -> list[str]:
     """Sentences under a table of figures: of which metrics more is better, and how many clients have no value."""
     higher = [name for name, summary in metrics.items() if summary.higher_is_better]
-    lines = [f"More is better for {', '.join(higher)}: 90 % of the clients reach the 90th percentile."] if higher else []
+    lines = []
+    if higher:
+        lines = [
+            f"More is better for {', '.join(higher)}: 90 % of the clients reach the 90th percentile. Where less is better, "
+            "write metrics.Metric(function, higher_is_better=False)."
+        ]
     lines += [
         f"{summary.missing} of {summary.clients + summary.missing} clients have no {name} and are left out of its figures."
         for name, summary in metrics.items()

@@ -22,6 +22,7 @@ from equipoise.experiment import folder, scheduler, tune, worker
 from equipoise.experiment.build import build
 from equipoise.experiment.config import RunConfig
 from equipoise.experiment.search import folder_name, read_search
+from equipoise.report.data.over_seeds import Spread
 
 with warnings.catch_warnings():  # typer 0.20 imports names that click 8.5 deprecates; only that import is excused
     warnings.filterwarnings("ignore", message="'click", category=DeprecationWarning)
@@ -276,6 +277,30 @@ def test_ranges_are_checked_to_their_ends(axis, words, tmp_path):
     with pytest.raises(ConfigError) as caught:
         read_search(written(tmp_path, search))
     assert words in str(caught.value)
+
+
+def trial(lr, *by_seed):
+    """A trial with the given criterion in each seed."""
+    return tune.TrialResult({"algorithm.solver.lr": lr}, Spread.of(by_seed), by_seed=by_seed)
+
+
+def test_a_best_trial_within_the_noise_is_said_so(tmp_path):
+    # Differences −0.01, +0.004 and −0.003: mean −0.003, s = 0.007, and ± 4.303 · 0.007 / √3 contains 0.
+    text = tune.noise_words([trial(0.1, 0.37, 0.374, 0.369), trial(0.3, 0.38, 0.37, 0.372), trial(1.0, 0.57, 0.574, 0.569)])
+    assert text.startswith(
+        "The best is within the noise of the next: lr 0.1 is lower than lr 0.3 by 0.003 ± 0.007 (lower in 2 of 3 seeds)"
+    )
+    assert "do not tell 1 of 2 other trials from the best: lr 0.3." in text
+    # Differences of −0.1 ± 0.01 are clear.
+    assert tune.noise_words([trial(0.1, 0.30, 0.31, 0.29), trial(0.3, 0.40, 0.40, 0.40)]) == ""
+    assert "one seed does not tell" in tune.noise_words([trial(0.1, 0.3), trial(0.3, 0.4)])
+    assert "2 seeds do not tell" in tune.noise_words([trial(0.1, 0.3, 0.3), trial(0.3, 0.4, 0.4)])
+    assert tune.noise_words([trial(0.1, 0.3), tune.TrialResult({}, None, "failed")]) == ""
+    file = tmp_path / "search.toml"
+    file.write_text(RUN + GRID.format("validation_90"))
+    best = tune.write_best(read_search(file), trial(0.1, 0.3), tmp_path, "It may be chance.")
+    assert best.read_text(encoding="utf-8").splitlines()[1] == "# It may be chance."
+    RunConfig.read(best)
 
 
 def test_folders_tell_values_apart():

@@ -41,7 +41,8 @@ def test_numbers_are_mean_and_deviation_with_n_minus_1_over_seeds(comparison):
     # Means 0.35 and 0.45: mean 0.4, deviation √(2 · 0.05² / 1) = 0.0707. The largest of six are 0.6 and 0.7.
     made = known(comparison, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
     text = made.to_markdown(figures=["mean", "percentile_95", "percentile_50", "worst_10"], trivial=False)
-    assert text.startswith("0-1 error over 6 unseen test clients, mean ± standard deviation over 2 seeds.\n\n| method |")
+    over = "mean ± standard deviation over 2 seeds, the same split for all seeds"
+    assert text.startswith(f"0-1 error over 6 unseen test clients, {over}.\n\n| method |")
     assert cells(text) == [
         ["method", "mean", "95th percentile", "50th percentile", "worst 10 %"],
         ["known", "0.400 ± 0.071", "0.650 ± 0.071", "0.350 ± 0.071", "0.650 ± 0.071"],

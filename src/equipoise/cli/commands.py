@@ -212,7 +212,7 @@ def compare(
     trust: Trust = False,
 ) -> None:
     """Run every method with every seed, as far as runs are missing; print the table and write the report."""
-    from equipoise.cli.listing import comparison_table, metric_tables, print_whole
+    from equipoise.cli.listing import comparison_table, difference_lines, metric_tables, print_whole
     from equipoise.experiment.folder import read_record, refuse_run_folder
     from equipoise.experiment.scheduler import run_all
     from equipoise.experiment.study import prepare, read_study
@@ -231,6 +231,8 @@ def compare(
 
             for table in (comparison_table(records), *metric_tables(records)):
                 print_whole(console, table)
+            for line in difference_lines(records):
+                console.print(Text(line), soft_wrap=True)
             if said := words_below(folder):
                 console.print(Text(said), soft_wrap=True)
             _print_files(console, [write_report(records, folder / "report.html")])
@@ -273,6 +275,7 @@ def report(
     out: Annotated[Path, Option(help="The page to write.")] = Path("report.html"),
     figures: Annotated[Path | None, Option(metavar="DIR", help="Also write each figure as SVG and PNG here.")] = None,
     table: Annotated[Path | None, Option(metavar="FILE", help="Also write the table: .md or .tex (booktabs).")] = None,
+    title: Annotated[str | None, Option(help="The title of the page.")] = None,
 ) -> None:
     """Write one page about runs beside each other; it opens offline."""
     from equipoise.experiment.family_records import family_knob
@@ -282,7 +285,7 @@ def report(
     console = Console()
     records = [record for path in finished_runs(folders) for record in read_records(path)]
     knob = family_knob(folders[0], records) if len(folders) == 1 else None
-    _print_files(console, [write_report(records, out, knob=knob)])
+    _print_files(console, [write_report(records, out, knob=knob, title=title)])
     if figures is not None:
         _print_files(console, export_figures(records, figures))
     if table is not None:

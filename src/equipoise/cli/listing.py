@@ -61,7 +61,7 @@ def show_functions(console: Console) -> None:
 
 def comparison_table(records: Sequence[RunRecord]) -> Table:
     """A table of methods: figures of the error ± over seeds, clients trained per round and seconds; the lowest in bold."""
-    from equipoise.report.data.over_seeds import FIGURES, figures_of, in_percent, intervals_of, trivial_name
+    from equipoise.report.data.over_seeds import FIGURES, figures_of, in_percent, intervals_of, split_words, trivial_name
     from equipoise.report.text.phrases import INTERVAL, SHARED, capital, remarks
 
     by_name: dict[str, list[RunRecord]] = {}
@@ -73,7 +73,8 @@ def comparison_table(records: Sequence[RunRecord]) -> Table:
     noun = capital(records[0].measured) + " in %" * percent
     factor, digits = (100.0, 1) if percent else (1.0, 3)
     remark = remarks(by_name, rows, lambda value: f"{factor * value:.{digits}f}")
-    title = f"{noun} over {first.who}, mean ± standard deviation over seeds"
+    split = f" ({said})" if (said := split_words(records)) else ""
+    title = f"{noun} over {first.who}, mean ± standard deviation over seeds{split}"
     table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.caption = Text(remark) if remark else None
     table.add_column("method", no_wrap=True)
@@ -101,6 +102,21 @@ def comparison_table(records: Sequence[RunRecord]) -> Table:
         figures = [spread_text(row[f"trivial_{key}"], len(by_name[name]), factor, digits) for key in FIGURES]
         table.add_row(trivial_name(by_name[name]), "", *figures, style="dim")
     return table
+
+
+def difference_lines(records: Sequence[RunRecord]) -> list[str]:
+    """The paired differences of the 90th percentile from the first method; none for one method, one seed, or means alone."""
+    from equipoise.report.data.over_seeds import in_percent
+    from equipoise.report.text.paper_tables import differences_of
+
+    by_name: dict[str, list[RunRecord]] = {}
+    for record in records:
+        by_name.setdefault(record.name, []).append(record)
+    known = all(record.clients.where(record.judged_on).clients_in_mean is None for record in records)
+    if len(by_name) < 2 or min(map(len, by_name.values())) < 2 or not known:
+        return []
+    found = differences_of(by_name, next(iter(by_name)), "percentile_90")
+    return found.short(1, 100.0) if in_percent(records) else found.short()
 
 
 def worst_lines(record: RunRecord, count: int = 5) -> list[str]:

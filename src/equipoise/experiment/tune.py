@@ -52,6 +52,7 @@ class TrialResult:
     values: Values
     criterion: Spread | None
     message: str = ""
+    by_seed: tuple[float, ...] = ()  # the criterion of each seed, in the order of the seeds
 
     @property
     def value(self) -> float:
@@ -114,10 +115,11 @@ class Trials:
             if not run.folder.finished:
                 message = messages.get(run.folder.path, "failed before.")
                 return TrialResult(values, None, f"seed {run.seed}: {message} See {run.folder.log}.")
-        criterion = Spread.of(judge(run.folder, self.search.criterion) for run in plan)
+        by_seed = tuple(judge(run.folder, self.search.criterion) for run in plan)
+        criterion = Spread.of(by_seed)
         if not math.isfinite(criterion.mean):
             return TrialResult(values, None, f"the {CRITERIA[self.search.criterion]} is not finite.")
-        return TrialResult(values, criterion)
+        return TrialResult(values, criterion, by_seed=by_seed)
 
 
 def run_search(search: Search, out: Path, *, workers: int, console: Console, ray: str | None = None) -> list[TrialResult]:
@@ -267,10 +269,36 @@ def spread_text(spread: Spread | None, seeds: int) -> str:
     return f"{spread.mean:.5g}" + (f" ± {spread.deviation:.2g}" if seeds > 1 else "")
 
 
-def write_best(search: Search, best: TrialResult, out: Path) -> Path:
+def noise_words(results: Sequence[TrialResult]) -> str:
+    """Which trials the seeds do not tell from the best one, by their paired differences; empty if there are none."""
+    from equipoise.report.data.paired import LEAST_SEEDS, paired
+    from equipoise.report.text.phrases import listed
+
+    best, *others = [result for result in results if result.criterion is not None]
+    if not others:
+        return ""
+    name, seeds = trial_name(best.values), len(best.by_seed)
+    if seeds < LEAST_SEEDS:
+        many = "one seed does" if seeds == 1 else f"{seeds} seeds do"
+        return f"The best, {name}, may be so by chance: {many} not tell. Set seeds = {LEAST_SEEDS} or more in [search]."
+    first = dict(enumerate(best.by_seed))
+    apart = {trial_name(result.values): paired(name, first, dict(enumerate(result.by_seed))) for result in others}
+    alike = [other for other, found in apart.items() if found.verdict != "lower"]
+    if not alike:
+        return ""
+    found = apart[alike[0]].words(alike[0], "{:.2g}".format)
+    return (
+        f"The best is within the noise of the next: {found}, and the 95 % interval of the paired differences contains 0. The "
+        f"seeds do not tell {len(alike)} of {len(others)} other trials from the best: {listed(alike, 5)}. Take one of them for "
+        "other reasons, or add seeds in [search]."
+    )
+
+
+def write_best(search: Search, best: TrialResult, out: Path, noise: str = "") -> Path:
     """Write best.toml: the configuration of the best trial, with the test clients, name and seed of the search file."""
     criterion = f"{CRITERIA[search.criterion]} {spread_text(best.criterion, search.seeds)}"
     note = f"# The best of a search by equipoise tune: {trial_name(best.values)} ({criterion}).\n"
+    note += f"# {noise}\n" if noise else ""
     return write_atomically(out / "best.toml", (note + search.config(best.values).text()).encode())
 
 
@@ -283,6 +311,8 @@ def tune(search: Search, out: Path, *, workers: int, console: Console, ray: str 
     if said := words_below(out):
         console.print(Text(said), soft_wrap=True)
     if results[0].criterion is not None:
-        best = write_best(search, results[0], out)
+        if noise := noise_words(results):
+            console.print(Text(noise), soft_wrap=True)
+        best = write_best(search, results[0], out, noise)
         console.print(Text(f"Judge the best on test clients: equipoise run {shlex.quote(str(best))}"), soft_wrap=True)
     return results

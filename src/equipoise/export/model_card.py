@@ -221,11 +221,11 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
         yield ""
     yield "## Who is left behind"
     yield ""
-    if behind["clients_above_twice_the_mean"] is not None:
+    if (above := behind["clients_above_twice_the_mean"]) is not None:
         yield (
             f"The tenth of the {behind['clients']} {content['judged_on']} clients that fares worst has a mean {noun} of "
-            f"{number(behind['worst_tenth_mean'])}. {behind['clients_above_twice_the_mean']} clients have more than twice the "
-            "mean."
+            f"{number(behind['worst_tenth_mean'])}. {above} {'client has' if above == 1 else 'clients have'} more than twice "
+            "the mean."
         )
     if behind["worst_clients"]:
         few = [row["examples"] < FEW_EXAMPLES for row in behind["worst_clients"]]
@@ -233,7 +233,7 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
             f"{escaped(row['client'])} ({number(row['error'])}{'*' * mark})"
             for row, mark in zip(behind["worst_clients"], few, strict=True)
         )
-        note = f" (* fewer than {FEW_EXAMPLES} {content['judged_on']} examples: this number is mostly chance)" * any(few)
+        note = f" (* fewer than {FEW_EXAMPLES} {content['judged_on']} examples: much of this number may be chance)" * any(few)
         yield ""
         yield f"Those that fare worst: {listed}{note}."
     elif "note" in behind:

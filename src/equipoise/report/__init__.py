@@ -20,16 +20,20 @@ __all__ = ["export_figures", "histogram_picture", "write_report", "write_table"]
 FORMATS = ("svg", "png")
 
 
-def write_report(results: Sequence[RunRecord], path: str | Path, *, knob: Mapping[str, Any] | None = None) -> Path:
+def write_report(
+    results: Sequence[RunRecord], path: str | Path, *, knob: Mapping[str, Any] | None = None, title: str | None = None
+) -> Path:
     """Write one self-contained HTML page about a run, or about several methods (`RunRecord.name`) and seeds.
 
     The first method is the baseline of the headline. The page asks for nothing from the network. `knob` are the numbers of a
-    family's knob, which the page then has.
+    family's knob, which the page then has. `title` stands at the top, above the name of the data and the day.
     """
     from equipoise.report.data.results_by_method import Study
     from equipoise.report.interactive.page import page
 
-    return write_atomically(Path(path), page(Study.of(results), knob).encode())
+    good = title is None or (isinstance(title, str) and bool(title.strip()))
+    require(good, "title", "must be a text that is not empty", title, "Leave it out for the usual title.")
+    return write_atomically(Path(path), page(Study.of(results), knob, title).encode())
 
 
 def export_figures(results: Sequence[RunRecord], folder: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:

@@ -14,6 +14,7 @@ import torch
 
 from equipoise.core.version import VERSION
 from equipoise.report.data.over_seeds import Spread
+from equipoise.report.data.paired import LEAST_SEEDS, RULE, paired
 from equipoise.reproduce.entry import Claim, Experiment, Scale
 from equipoise.reproduce.published import PublishedTable, table
 
@@ -56,7 +57,7 @@ def spread_text(value: Spread | None, digits: int, seeds: int) -> str:
     """Mean ± standard deviation over seeds; the mean alone for one seed, a dash for None."""
     if value is None:
         return "–"
-    return f"{value.mean:.{digits}f}" + (f" ± {value.deviation:.{digits}f}" if seeds > 1 else "")
+    return f"{value.mean:z.{digits}f}" + (f" ± {value.deviation:.{digits}f}" if seeds > 1 else "")
 
 
 def duration(seconds: float) -> str:
@@ -143,9 +144,10 @@ class Reproduction:
             heads += [f"{title}, published", f"{title}, measured"] if name in with_numbers else [title]
         lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
         for method, row in rows.items():
-            parameter = (
-                f" ({row.parameter}){ON_TEST_MARK if row.chosen_on_test else ''}" if row is not None and row.parameter else ""
-            )
+            parameter = ""
+            if row is not None and row.parameter:
+                said = "" if row.parameter in method else f" ({row.parameter})"  # "q = 1" is named by its parameter
+                parameter = f"{said}{ON_TEST_MARK if row.chosen_on_test else ''}"
             cells = [method + parameter + self.remarks(method)]
             for name in figures:
                 if name in with_numbers:
@@ -156,18 +158,21 @@ class Reproduction:
         return lines
 
     def verdict(self, claim: Claim) -> str:
-        """A sentence on whether a published claim holds, over the seeds in which both methods finished."""
+        """A sentence on whether a published claim holds, does not hold, or is undecided, by `RULE`.
+
+        It is over the seeds in which both methods finished. A claim of "lower" does not hold if the method is higher, or equal
+        in every one of 3 seeds or more.
+        """
         title = self.entry.figures[claim.figure].title
         lower, higher = (self.values(method, claim.figure) for method in (claim.lower, claim.higher))
-        pairs = [(lower[seed], higher[seed]) for seed in lower if seed in higher]
+        found = paired(claim.lower, lower, higher)
         text = f"{title}: {claim.lower} below {claim.higher} ({claim.source})"
-        if not pairs:
+        if not found.seeds:
             return f"{text}: no seed in which both finished."
-        gap = Spread.of(high - low for low, high in pairs)
-        holding = sum(low < high for low, high in pairs)
-        word = "holds" if gap.mean > 0 else "does NOT hold"
+        equal = "undecided" if found.seeds < LEAST_SEEDS else "does not hold"
+        word = {"lower": "holds", "higher": "does not hold", "equal": equal, "undecided": "undecided"}[found.verdict]
         digits = self.entry.figures[claim.figure].digits
-        return f"{text}: {word}, by {spread_text(gap, digits, len(pairs))}, in {holding} of {len(pairs)} seeds."
+        return f"{text}: **{word}**. {found.words(claim.higher, lambda value: f'{value:.{digits}f}')}."
 
     def stated_claims(self) -> list[Claim]:
         """The published claims whose two methods were run."""
@@ -240,8 +245,7 @@ class Reproduction:
         if not tables:
             lines += ["", "No numbers were published for these data.", "", *self.side_by_side(None)]
         if stated := self.stated_claims():
-            alone = " (one seed cannot tell a small difference from chance)" if len(self.seeds) == 1 else ""
-            lines += ["", f"Published directions{alone}:", "", *(f"- {self.verdict(claim)}" for claim in stated)]
+            lines += ["", f"Published directions. {RULE}", "", *(f"- {self.verdict(claim)}" for claim in stated)]
         lines += ["", "What differs from the paper:", "", *(f"- {text}" for text in self.differences())]
         return "\n".join(lines)
 

@@ -140,7 +140,7 @@ class Family:
             params=torch.stack([r.params for r in members]), carried=None, history=_together([r.history for r in members]),
             seconds=sum(r.seconds for r in members),
         )  # fmt: skip
-        return Comparison({**rows, "family": [everyone]})
+        return Comparison({**rows, "family": [everyone]}, note=_judged_words(self.setting))
 
     def summary(self) -> str:
         """A table as text: mean, 90th percentile and worst 10 % of the error over clients, for each value of the knob."""
@@ -151,9 +151,9 @@ class Family:
         lines += [f"{name:<44}{e.mean:>10.4f}{e.percentiles[90]:>12.4f}{e.worst_10:>12.4f}" for name, e in rows]
         return "\n".join(lines)
 
-    def report(self, path: str | Path) -> Path:
-        """Write one HTML page that opens offline, with the knob."""
-        return write_report(self.comparison().all_results, path, knob=self.knob_numbers())
+    def report(self, path: str | Path, *, title: str | None = None) -> Path:
+        """Write one HTML page that opens offline, with the knob, under a `title`."""
+        return write_report(self.comparison().all_results, path, knob=self.knob_numbers(), title=title)
 
     def knob_numbers(self) -> dict[str, Any]:
         """For each value of the knob, from average to tail: figures of the error, its histogram, who gains and who loses."""
@@ -227,6 +227,17 @@ def choosing_and_judging(setting: Setting) -> tuple[str, ClientSet, ClientSet]:
     if parts.test is None:  # excluded above; said for the type checker
         raise InvalidData("The clients have too few examples.")
     return judged_on, parts.train.take(parts.train.find(parts.test)), parts.test
+
+
+def _judged_words(setting: Setting) -> str:
+    """A clause if members are judged on half of each client's examples, the other half being for its choice; else empty."""
+    data = setting.data
+    judged_on = next(name for name in ("test", "validation", "train") if name in data.splits)
+    if judged_on == "train":
+        return ""
+    if judged_on == "test" and data.validation is not None and bool((data.validation.find(data.splits["test"]) >= 0).all()):
+        return ""
+    return ", judged on half of their examples (the other half is for the choice)"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.errors import require
-from equipoise.metrics import Interval
+from equipoise.metrics import Interval, share_interval
+
+__all__ = ["MemberVerdict", "Verdict", "judge", "share_interval", "student_interval"]
 
 CONFIDENCE = 0.95
 Numbers = NDArray[np.float64]
@@ -81,18 +83,3 @@ def student_interval(values: Numbers, confidence: float = CONFIDENCE) -> Interva
     reach = float(stdtrit(count - 1, (1 + confidence) / 2)) * float(values.std(ddof=1)) / math.sqrt(count)
     mean = float(values.mean())
     return Interval(mean - reach, mean + reach)
-
-
-def share_interval(hits: int, count: int, confidence: float = CONFIDENCE) -> Interval:
-    """The interval of Clopper and Pearson of a share.
-
-    >>> found = share_interval(0, 10)
-    >>> found.low, round(found.high, 6)
-    (0.0, 0.308497)
-    """
-    from scipy.special import betaincinv
-
-    rest = (1 - confidence) / 2
-    low = 0.0 if hits == 0 else float(betaincinv(hits, count - hits + 1, rest))
-    high = 1.0 if hits == count else float(betaincinv(hits + 1, count - hits, 1 - rest))
-    return Interval(low, high)

@@ -73,6 +73,25 @@ def figures_of(runs: Sequence[RunRecord]) -> dict[str, Spread]:
     return row
 
 
+def seeds_split_again(runs: Sequence[RunRecord]) -> bool:
+    """Whether the data differ from seed to seed: each seed splits them again, or draws its own."""
+    return len({run.seed for run in runs}) > 1 and len({run.data_version for run in runs}) > 1
+
+
+def split_words(runs: Sequence[RunRecord]) -> str:
+    """Whether seeds share one split of the data, in words; empty for one seed."""
+    if len({run.seed for run in runs}) < 2:
+        return ""
+    return "each seed splits the data again" if seeds_split_again(runs) else "the same split for all seeds"
+
+
+def covered_by_seeds(runs: Sequence[RunRecord]) -> str:
+    """What a spread over seeds covers, and what it leaves out, in words."""
+    if seeds_split_again(runs):
+        return "the randomness of training and of the split, since each seed splits the data again"
+    return "the randomness of training, and not the choice of clients and examples, which all seeds share"
+
+
 def in_percent(runs: Sequence[RunRecord]) -> bool:
     """Whether errors are shares: none leaves [0, 1], none is the loss itself, and what is predicted is not a number."""
     errors = torch.cat([error.double() for run in runs for error in (run.clients.error, run.clients.personal_error)

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,10 +17,12 @@ from equipoise import metrics
 from equipoise.core.error_names import ABSOLUTE, SQUARED, ZERO_ONE, error_definition
 from equipoise.errors import InvalidParameter, require
 from equipoise.report.data.over_seeds import Spread, figures_of, in_percent, intervals_of, malicious_clients, trivial_name
+from equipoise.report.data.paired import PairedDifference, paired
 from equipoise.report.text.phrases import sample_words
 from equipoise.report.text.sentences import (
     JudgedClients,
     MethodFigures,
+    ValidationFigures,
     ValueFormat,
     best_method,
     comparison_sentence,
@@ -212,13 +215,45 @@ class Study:
         if len(self.methods) == 1:
             median = first.percentile(50).mean
             return method_sentence(first.figures, median, self.judged, self.scale, len(first.runs), first.shared_median)
-        return comparison_sentence(self.table, self.judged, self.scale, self._differences)
+        return comparison_sentence(self.table, self.judged, self.scale, self._differences, self.validation_figures)
 
     @property
     def _differences(self) -> dict[str, list[float]]:
         """By method, its 90th percentile minus that of the first one, in each seed that both have."""
-        first = self.methods[0]
-        return {method.name: _paired(first, method) for method in self.methods[1:]}
+        return {each.method: list(each.values) for each in self.paired_differences("percentile_90")}
+
+    def paired_differences(self, figure: str) -> list[PairedDifference]:
+        """One of `FIGURES` under each method minus that under the first one, in each seed that both have."""
+
+        def by_seed(method: MethodResults) -> dict[int, float]:
+            return {run.seed: figures_of([run])[figure].mean for run in method.runs}
+
+        first, *others = self.methods
+        before = by_seed(first)
+        return [paired(method.name, by_seed(method), before) for method in others]
+
+    @cached_property
+    def validation(self) -> Study | None:
+        """The same runs judged on validation data; None unless they are judged on test clients, and all have both."""
+        if self.judged.split != "test" or self.judged.means or len(self.methods) < 2:
+            return None
+        if not all("validation" in run.clients.split for run in self.runs):
+            return None
+        found = Study.of([run.judged_by("validation") for run in self.runs])
+        return None if found.judged.means else found
+
+    @property
+    def validation_figures(self) -> ValidationFigures | None:
+        """The 90th percentile of each method on validation data, by which the headline's is chosen; None without such data."""
+        if self.validation is None:
+            return None
+        figures = {name: row["percentile_90"].mean for name, row in self.validation.table.items()}
+        return ValidationFigures(figures, str(self.validation.judged))
+
+    @property
+    def data_name(self) -> str:
+        """The name of the data, without the seeds of attacks."""
+        return _without_seed(self.runs[0].data)
 
     @property
     def measured(self) -> str:
@@ -249,8 +284,14 @@ class Study:
 
     @property
     def best(self) -> MethodResults:
-        """The method that the headline compares with the first: the lowest 90th percentile, clearly lower ones first."""
-        name = best_method(self.table, self._differences)
+        """The method that the headline compares with the first: chosen on validation data if there are any.
+
+        Without them, or if these choose the first, it has the lowest 90th percentile on test clients, clearly lower ones first.
+        """
+        figures = self.validation_figures
+        name = self.methods[0].name if figures is None else figures.choose()
+        if name == self.methods[0].name:
+            name = best_method(self.table, self._differences)
         return next(method for method in self.methods if method.name == name)
 
     @property
@@ -332,13 +373,3 @@ def _scale(results: list[RunRecord], methods: Sequence[MethodResults]) -> ValueF
     shown = [abs(m.figures[key].mean) for m in methods for key in ("percentile_90", "mean")]
     largest = max((v for v in shown if math.isfinite(v)), default=1.0)
     return ValueFormat.fitting(largest, percent=percent, noun="loss" if losses else "error")
-
-
-def _paired(first: MethodResults, other: MethodResults) -> list[float]:
-    """The 90th percentile under `other` minus that under `first`, in each seed that both have."""
-
-    def by_seed(method: MethodResults) -> dict[int, float]:
-        return {run.seed: run.summary().error.percentiles[90] for run in method.runs}
-
-    before, after = by_seed(first), by_seed(other)
-    return [after[seed] - before[seed] for seed in before if seed in after]

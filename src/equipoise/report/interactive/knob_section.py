@@ -79,11 +79,15 @@ def knob_section(data: Mapping[str, Any], *, note: str = "") -> Iterator[str]:
     yield f'<script type="application/json" id="knob-data">{embedded(data)}</script></section>'
 
 
-def clients_section(columns: Mapping[str, Sequence[Any]], *, percent: bool, title: str = "All clients") -> Iterator[str]:
+def clients_section(
+    columns: Mapping[str, Sequence[Any]], *, percent: bool, title: str = "All clients", note: str = ""
+) -> Iterator[str]:
     """A table of all clients that can be sorted, searched and saved as CSV; without JavaScript, its first rows."""
     names = list(columns)
     count = len(columns[names[0]])
     yield f'<section class="clients" aria-labelledby="clients-title"><h2 id="clients-title">{escape(title)}</h2>'
+    if note:
+        yield f'<p class="note" id="clients-note">{escape(note)}</p>'
     yield '<p id="clients-tools" class="tools" hidden><label for="clients-search">Search</label> '
     yield '<input type="search" id="clients-search" autocomplete="off"> <button type="button"'
     yield ' id="clients-save">Save as CSV</button> '

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from html import escape
 from string import Template
 from typing import TYPE_CHECKING, Any
@@ -22,9 +24,11 @@ from equipoise.report.palette import COLOURS, DARK_COLOURS
 from equipoise.report.text import notes
 from equipoise.report.text.around_training import metrics_section, stopped_section
 from equipoise.report.text.captions import captions
+from equipoise.report.text.choosing import differences_section, validation_section
 from equipoise.report.text.client_numbers import seeds_words
 from equipoise.report.text.gains import gains_section
 from equipoise.report.text.groups_and_sets import conformal_section, subgroups_section
+from equipoise.report.text.phrases import plural
 from equipoise.report.text.tables import nonbreaking, numbers_table, swatch
 from equipoise.report.text.worst import worst_clients
 
@@ -34,10 +38,11 @@ if TYPE_CHECKING:
 OF_SINGLE_CLIENTS = ("histogram", "percentiles", "tradeoff", "sizes", "own", "gains")  # figures
 MOST_CLIENTS = 50_000  # rows of the table of all clients: a page of some megabytes
 MOST_CHANGES = 4  # methods in the table of all clients; of more, it has no columns of changes
+TITLE = "How every client fares"
 KNOB_NOTE = "Here each client is judged on all of its examples; below, some are kept for choosing."
 
 
-def page(study: Study, knob: Mapping[str, Any] | None = None) -> str:
+def page(study: Study, knob: Mapping[str, Any] | None = None, title: str | None = None) -> str:
     """The whole document, with the knob of a family if there is one."""
     drawn = {name: figure for name, draw in interactive.FIGURE_MAKERS.items() if (figure := draw(study)) is not None}
     if study.judged.means:
@@ -51,6 +56,8 @@ def page(study: Study, knob: Mapping[str, Any] | None = None) -> str:
         *(knob_section(knob, note=KNOB_NOTE) if knob is not None else ()),
         *(_figure(study, "histogram") if "histogram" in drawn else ()),
         *numbers_table(study),
+        *differences_section(study),
+        *validation_section(study),
         *subgroups_section(study),
         *metrics_section(study),
         *conformal_section(study),
@@ -71,6 +78,8 @@ def page(study: Study, knob: Mapping[str, Any] | None = None) -> str:
         policy=_policy(script),
         names=escape(", ".join(method.name for method in study.methods)),
         style=f"{asset('page.css')}{_palette()}{asset('knob.css')}",
+        title=escape(TITLE if title is None else title),
+        about=escape(f"{study.data_name} · {_today()}"),
         headline=escape(nonbreaking(study.headline())),
         note=f'<p id="note" class="note">{escape(nonbreaking(note))}</p>\n' if note else "",
         sections="\n".join(sections),
@@ -78,6 +87,13 @@ def page(study: Study, knob: Mapping[str, Any] | None = None) -> str:
         plotly=plotly_js(),
         script=script,
     )
+
+
+def _today() -> str:
+    """The day on which a page is written, in UTC; SOURCE_DATE_EPOCH, as of other builders, sets another."""
+    stamp = os.environ.get("SOURCE_DATE_EPOCH", "")
+    now = datetime.fromtimestamp(int(stamp), UTC) if stamp.isdecimal() else datetime.now(UTC)
+    return now.date().isoformat()
 
 
 def _policy(script: str) -> str:
@@ -140,7 +156,16 @@ def _all_clients(study: Study) -> Iterator[str]:
     title = f"All clients{seeds_words(found)}"
     if len(found) > MOST_CLIENTS:
         title = f"The first {MOST_CLIENTS:,} of {len(found):,} clients; all are in clients.parquet"
-    yield from clients_section(columns, percent=study.scale.percent, title=title)
+    yield from clients_section(columns, percent=study.scale.percent, title=title, note=_rows_words(columns))
+
+
+def _rows_words(columns: Mapping[str, Sequence[Any]]) -> str:
+    """How many clients the rows are of, where a client has several; else empty."""
+    clients, rows = len(set(columns["client"])), len(columns["client"])
+    each = [word for word in ("split", "seed") if word in columns]
+    if clients == rows or not each:
+        return ""
+    return f"{clients:,} {plural('client', clients)} in {rows:,} rows: a row for each client and {' and '.join(each)}."
 
 
 def _finite(values: Numbers) -> list[float | None]:
@@ -202,7 +227,8 @@ def _glossary(study: Study) -> Iterator[str]:
         "worst 10 %": f"the mean {noun} of the tenth of the clients that fare worst.",
         "standard deviation": "how far clients lie apart (over clients; after ± it is over seeds).",
         "trained clients per round": "how many of the clients drawn did local work; those with weight 0 did none.",
-        "wall time": "seconds that a run took, with evaluation, on the machine that ran it.",
+        "wall time": "seconds that a run took, with evaluation, on the machine that ran it. Runs that were trained together "
+        "share their time equally.",
     }
     if study.sample:
         words["95 % interval"] = (

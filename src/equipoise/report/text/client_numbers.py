@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from equipoise.report.data.by_client import LEAST_SEEDS, ClientErrors
-from equipoise.report.data.results_by_method import Study
+import numpy as np
+import torch
+
+from equipoise.metrics import counts_wrong, share_interval
+from equipoise.report.data.by_client import LEAST_SEEDS, ClientErrors, mean_over_seeds
+from equipoise.report.data.results_by_method import Numbers, Study
 from equipoise.report.text.phrases import FEW_EXAMPLES, minus
 
 
@@ -30,11 +34,46 @@ def interval_words(found: ClientErrors) -> str:
         return ""
     if len(found.seeds) < LEAST_SEEDS:
         return " Small numbers: the lower and the higher seed; an interval needs three."
-    return " Small numbers: the 95 % interval of this mean, by the seeds."
+    rest = "" if found.seed_of_row else ", which all seeds share"
+    return (
+        " Small numbers: the 95 % interval of this mean, by the seeds alone. It does not cover the choice of the client's "
+        f"examples{rest}."
+    )
+
+
+def has_example_intervals(study: Study, found: ClientErrors) -> bool:
+    """Whether every error is a share of a client's examples, so that these give it an interval."""
+    if not study.scale.percent:
+        return False
+    known = np.nan_to_num(found.errors, nan=0.0)  # (M, R, S)
+    sizes = torch.tensor(found.sizes, dtype=torch.float64)[None, :, None].expand(known.shape)
+    return counts_wrong(torch.from_numpy(known), sizes)
+
+
+def error_interval_words(study: Study, found: ClientErrors) -> str:
+    """A sentence on the small numbers below the error of a client: by its examples, or else by the seeds."""
+    if not has_example_intervals(study, found):
+        return interval_words(found)
+    rest = ", and not the seeds" if found.over_seeds else ""
+    return (
+        " Small numbers: the 95 % interval (Clopper and Pearson). It covers the choice of the client's examples, by their "
+        f"number{rest}."
+    )
+
+
+def below_error(study: Study, found: ClientErrors, method: int, at: int, seeds: tuple[Numbers, Numbers] | None) -> str:
+    """The interval of a client's error in small numbers: by its examples, or else that of `seeds`."""
+    if seeds is not None:
+        return below(study, seeds[0][at], seeds[1][at])
+    error, size = float(mean_over_seeds(found.of(method))[at]), found.sizes[at]
+    if not math.isfinite(error):
+        return ""
+    between = share_interval(error * size, size)
+    return below(study, between.low, between.high)
 
 
 def examples_cell(size: int) -> str:
-    """A client's examples, with a mark where they are so few that its error is mostly chance."""
+    """A client's examples, with a mark where they are so few that much of its error may be chance."""
     return f"{size:,}{' *' * (size < FEW_EXAMPLES)}"
 
 
@@ -43,7 +82,7 @@ def few_words(study: Study, found: ClientErrors, shown: Iterable[int]) -> str:
     if all(found.sizes[k] >= FEW_EXAMPLES for k in shown):
         return ""
     kind = {"train": "training"}.get(study.judged.split, study.judged.split)
-    return f" * fewer than {FEW_EXAMPLES} {kind} examples: this number is mostly chance."
+    return f" * fewer than {FEW_EXAMPLES} {kind} examples: much of this number may be chance."
 
 
 def signed(study: Study, change: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from html import escape
 
@@ -26,7 +27,7 @@ from equipoise.report.text.client_numbers import (
     seeds_words,
     signed,
 )
-from equipoise.report.text.phrases import listed, plural
+from equipoise.report.text.phrases import count_words, listed, plural
 from equipoise.report.text.tables import close_table, header_cell, open_table, row, swatch
 
 MOST_CLIENTS = 5  # rows of a table of clients that gain, or pay, the most
@@ -68,6 +69,9 @@ def _explained(study: Study, found: ClientErrors) -> str:
 def _counts(study: Study, found: ClientErrors, made: list[Changes]) -> Iterator[str]:
     """One row per method: how many clients gain and pay, also in every seed, and by how much."""
     judged = f"{len(found):,} {study.judged.benign_word}{plural('client', len(found))}"
+    if found.seed_of_row is not None:
+        each_seed = count_words(Counter(found.seed_of_row).values())
+        judged = f"{each_seed} {study.judged.benign_word}clients of each of {len(found.seeds)} seeds ({len(found):,} in all)"
     unit = " Changes are in percentage points." if study.scale.percent else ""
     caption = f"How many of the {judged} gain and pay against {study.methods[0].name}{seeds_words(found)}.{unit}"
     unknown = any(each.unknown for each in made)

@@ -11,7 +11,8 @@ from torch import Tensor
 from equipoise.conformal import COVERAGE, SET_SIZE
 from equipoise.metrics import mean, percentile
 from equipoise.report.data.results_by_method import MethodResults, Study
-from equipoise.report.text.tables import WORST_CLIENTS, nonbreaking, swatch
+from equipoise.report.text.phrases import minus
+from equipoise.report.text.tables import WORST_CLIENTS, close_table, nonbreaking, swatch
 from equipoise.subgroups import attributes_of, subgroups_over_seeds
 
 
@@ -26,21 +27,25 @@ def subgroups_section(study: Study) -> Iterator[str]:
     yield f'<p class="note">The {noun} of the model that clients are served{unit}, over {escape(str(study.judged))}{seeds}. '
     yield "The gap is the mean of a subgroup minus that of all other clients: above 0 it fares worse. Intervals are of 95 %, "
     yield "for the clients that these stand for; one that holds 0 says that the gap may be chance.</p>"
+
+    def number_of(value: float) -> str:
+        return minus(study.scale.number(value))
+
     for number, attribute in enumerate(attributes):
         heads = ("method", attribute, "clients", "mean", "95 % interval", "90th percentile", "95 % interval", "gap",
                  "95 % interval")  # fmt: skip
         yield from _open(f"table-subgroups-{number}", f"By {attribute}", heads)
         for index, method in enumerate(study.methods):
             for each in subgroups_over_seeds(method.runs, attribute):
-                number_of, cells = study.scale.number, [escape(each.value), f"{each.clients:,}"]
+                cells = [escape(each.value), f"{each.clients:,}"]
                 for figure, between in (
                     (each.mean, each.mean_interval), (each.percentile_90, each.percentile_90_interval),
                     (each.gap, each.gap_interval),
                 ):  # fmt: skip
                     known = math.isfinite(figure)
-                    cells += [number_of(figure) if known else "–", between.text(number_of) if known else "–"]
+                    cells += [number_of(figure), between.text(number_of)] if known else ["–", "–"]
                 yield f'<tr><th scope="row">{swatch(index)}{escape(method.name)}</th>{_cells(cells)}</tr>'
-        yield "</tbody></table></div>"
+        yield close_table()
     yield "</section>"
 
 
@@ -70,7 +75,7 @@ def conformal_section(study: Study) -> Iterator[str]:
         figures = (1 - miss, mean(coverage, examples), mean(coverage), -percentile(-coverage, 90), float(coverage.min()))
         cells = [f"{100 * value:.1f}" for value in figures] + [f"{mean(sizes, examples):.2f}"]
         yield f'<tr><th scope="row">{swatch(index)}{escape(method.name)}</th>{_cells(cells)}</tr>'
-    yield "</tbody></table></div>"
+    yield close_table()
     for index, method in having:
         if method.runs[0].algorithm.privacy is not None:  # single clients are not shown
             continue
@@ -82,7 +87,7 @@ def conformal_section(study: Study) -> Iterator[str]:
             shown = f"{100 * float(coverage[k]):.1f} ± {100 * slack:.1f}"
             cells = [f"{int(examples[k]):,}", nonbreaking(shown), f"{float(sizes[k]):.2f}"]
             yield f'<tr><th scope="row">{escape(clients[k])}</th>{_cells(cells)}</tr>'
-        yield "</tbody></table></div>"
+        yield close_table()
     yield "</section>"
 
 
@@ -103,7 +108,7 @@ def _percents(values: list[float]) -> str:
 
 def _open(name: str, caption: str, heads: tuple[str, ...]) -> Iterator[str]:
     """The opening tags of a table under its caption, in a box that scrolls."""
-    yield f'<p class="caption" id="{name}-caption">{escape(nonbreaking(caption))}</p>'
+    yield f'<div class="card"><p class="caption" id="{name}-caption">{escape(nonbreaking(caption))}</p>'
     yield f'<div class="scroll" tabindex="0" role="region" aria-labelledby="{name}-caption">'
     yield f'<table id="{name}" aria-labelledby="{name}-caption"><thead><tr>'
     yield "".join(f'<th scope="col">{escape(nonbreaking(head))}</th>' for head in heads) + "</tr></thead><tbody>"

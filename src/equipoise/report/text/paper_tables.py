@@ -11,7 +11,17 @@ import torch
 
 from equipoise.errors import InvalidParameter, require, require_integer
 from equipoise.metrics import PERCENTILES, Summary, percentile
-from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of, in_percent, trivial_name, trivial_summary
+from equipoise.report.data.over_seeds import (
+    FIGURES,
+    Spread,
+    covered_by_seeds,
+    figures_of,
+    in_percent,
+    split_words,
+    trivial_name,
+    trivial_summary,
+)
+from equipoise.report.data.paired import LEAST_SEEDS, Differences, difference_text, interval_text, paired
 from equipoise.report.text.phrases import capital, listed, remarks
 
 if TYPE_CHECKING:
@@ -72,16 +82,26 @@ def markdown_text(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", " ".join(text.split()))
 
 
-def markdown_table(caption: str, rows: Sequence[Sequence[str]], remark: str) -> str:
-    """Rows of cells, the first one of headings, with a line above them and one below."""
+Cells = frozenset[tuple[int, int]]  # by row, 0 being the headings, and column
+
+
+def markdown_table(caption: str, rows: Sequence[Sequence[str]], remark: str, best: Cells = frozenset()) -> str:
+    """Rows of cells, the first one of headings, with a line above them and one below. The `best` cells are as all others."""
     head, *body = ([markdown_text(cell) for cell in row] for row in rows)
     lines = [f"| {' | '.join(row)} |" for row in (head, ["---", *["---:"] * (len(head) - 1)], *body)]
     return "\n".join([markdown_text(caption), "", *lines, *(["", markdown_text(remark)] if remark else [])])
 
 
-def latex_table(caption: str, rows: Sequence[Sequence[str]], remark: str) -> str:
-    """Rows of cells, the first one of headings, as a tabular with the lines of booktabs; what they are of is a comment."""
-    head, *body = (rf"{' & '.join(map(latex_text, row))} \\" for row in rows)
+def latex_table(caption: str, rows: Sequence[Sequence[str]], remark: str, best: Cells = frozenset()) -> str:
+    """Rows of cells, the first one of headings, as a tabular with the lines of booktabs; what they are of is a comment.
+
+    The `best` cells are bold.
+    """
+    written = [
+        [rf"\textbf{{{latex_text(cell)}}}" if (i, j) in best else latex_text(cell) for j, cell in enumerate(row)]
+        for i, row in enumerate(rows)
+    ]
+    head, *body = (rf"{' & '.join(row)} \\" for row in written)
     inner = [rf"\begin{{tabular}}{{l{'r' * (len(rows[0]) - 1)}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
     said = [f"% {' '.join(text.split())}" for text in (caption, remark) if text]
     return "\n".join([*said, *inner, r"\end{tabular}"])
@@ -89,19 +109,22 @@ def latex_table(caption: str, rows: Sequence[Sequence[str]], remark: str) -> str
 
 def paper_table(
     methods: Mapping[str, Sequence[RunRecord]],
-    write: Callable[[str, Sequence[Sequence[str]], str], str],
+    write: Callable[[str, Sequence[Sequence[str]], str, Cells], str],
     *,
     column: str = "error",
     figures: Iterable[str] = tuple(FIGURES),
     percent: bool = False,
     digits: int | None = None,
     trivial: bool = True,
+    baseline: str | None = None,
+    note: str = "",
 ) -> str:
     """One row per method with figures over clients, mean ± standard deviation over seeds, as `write` writes tables.
 
     `column` is "error", "loss" or a metric, and `figures` are names of `HEADINGS`. `percent` multiplies by 100, and is refused
     for a loss and for errors and metrics that are no shares. `digits` after the point are 3, or 1 for percent. `trivial` adds a
-    row for the trivial answer, where it is known.
+    row for the trivial answer, where it is known. With a `baseline` there is a second table below: the paired differences of
+    all other methods from it. `note` says more about the clients.
     """
     chosen = [figures] if isinstance(figures, str) else list(figures)
     unknown = next((name for name in chosen if name not in HEADINGS), None)
@@ -115,17 +138,77 @@ def paper_table(
         raise InvalidParameter("percent", rule, percent, "A loss and the error of a number are shown as they are.")
     if digits is not None:
         require_integer("digits", digits, 0)
+    if baseline is not None:
+        require_baseline(baseline, methods)
 
     def cells(found: Sequence[Mapping[str, float]]) -> list[str]:
         return [_spread_text([each[name] for each in found], *_scale(name, percent, digits)) for name in chosen]
 
     rows = [["method", *(HEADINGS[name] for name in chosen)]]
     rows += [[name, *cells([_figures(run, column, chosen) for run in runs])] for name, runs in methods.items()]
+    best = _best_cells(rows, chosen, higher=bool(records[0].clients.higher_is_better.get(column)))
     first = next(iter(methods.values()))
     answers = [_named(found, chosen) for run in first if (found := trivial_summary(run)) is not None]
     if trivial and column == "error" and len(answers) == len(first):
         rows.append([trivial_name(first), *cells(answers)])
-    return write(f"{_caption(methods, column, percent)}.", rows, _remark(methods, column, *_scale("mean", percent, digits)))
+    caption, remark = _caption(methods, column, percent, note), _remark(methods, column, *_scale("mean", percent, digits))
+    text = write(f"{caption}.{' The best of a column is bold.' if best and write is latex_table else ''}", rows, remark, best)
+    if baseline is None:
+        return text
+    below = [["method", *(HEADINGS[name] for name in chosen)]]
+    below += [[name] for name in methods if name != baseline]
+    for figure in chosen:
+        factor, after = _scale(figure, percent, digits)
+        for cells_of, each in zip(below[1:], differences_of(methods, baseline, figure, column), strict=True):
+            known = f" ({interval_text(each, after, factor)})" if each.seeds >= LEAST_SEEDS else ""
+            cells_of.append(f"{difference_text(each, after, factor)}{known}, {each.lower}/{each.seeds}")
+    seeds = min(map(len, methods.values()))
+    missing = "" if seeds >= LEAST_SEEDS else f" An interval needs {LEAST_SEEDS} seeds."
+    title = (
+        f"Paired differences from {baseline}, seed by seed: mean ± standard deviation (95 % interval by Student's t), and in "
+        f"how many seeds the method is lower.{missing}"
+    )
+    return f"{text}\n\n{write(title, below, f'The interval covers {covered_by_seeds(records)}.', frozenset())}"
+
+
+def require_baseline(baseline: str, methods: Mapping[str, Sequence[RunRecord]]) -> None:
+    """Refuse a baseline that is no method, or the only one."""
+    require(baseline in methods, "baseline", f"must be one of {', '.join(methods)}", baseline)
+    fix = "Compare it with another method."
+    require(len(methods) > 1, "baseline", "must have another method beside it", baseline, fix)
+
+
+def differences_of(
+    methods: Mapping[str, Sequence[RunRecord]], baseline: str, figure: str, column: str = "error"
+) -> Differences:
+    """The paired differences of a figure, of all methods from a baseline, over the seeds that they share with it."""
+    require(figure in HEADINGS, "figure", f"must be one of {', '.join(HEADINGS)}", figure)
+    require_baseline(baseline, methods)
+    records = [run for runs in methods.values() for run in runs]
+    columns = [name for name in ("error", "loss", *records[0].clients.metrics) if all(_has(run, name) for run in records)]
+    require(column in columns, "column", f"must be one of {', '.join(columns)}", column)
+    by_seed = {name: {run.seed: _figures(run, column, [figure])[figure] for run in runs} for name, runs in methods.items()}
+    first = records[0]
+    what = {"error": first.measured, "loss": "loss"}.get(column, column)
+    return Differences(
+        baseline, HEADINGS[figure], f"{what} over {first.summary().who}",
+        tuple(paired(name, by_seed[name], by_seed[baseline]) for name in methods if name != baseline),
+        covered_by_seeds(records),
+    )  # fmt: skip
+
+
+def _best_cells(rows: Sequence[Sequence[str]], figures: Sequence[str], *, higher: bool) -> Cells:
+    """The cells with the best of each column, as written; none where all are equal, or where no direction is better."""
+    found = set()
+    for j, figure in enumerate(figures, start=1):
+        means = [row[j].split(" ±")[0].replace("−", "-") for row in rows[1:]]
+        known = [text for text in means if text != "–"]
+        if len(set(means)) < 2 or not known or figure == "size_correlation":
+            continue
+        more = higher and figure.startswith(("mean", "percentile", "worst", "best"))
+        best = (max if more else min)(known, key=float)
+        found |= {(i, j) for i, text in enumerate(means, start=1) if text == best}
+    return frozenset(found)
 
 
 def _are_shares(records: Sequence[RunRecord], column: str) -> bool:
@@ -141,13 +224,14 @@ def _has(run: RunRecord, column: str) -> bool:
     return column in ("error", "loss") or column in run.clients.metrics
 
 
-def _caption(methods: Mapping[str, Sequence[RunRecord]], column: str, percent: bool) -> str:
+def _caption(methods: Mapping[str, Sequence[RunRecord]], column: str, percent: bool, note: str) -> str:
     """What the table is of: the column, the clients and the seeds."""
     first, seeds = next(iter(methods.values()))[0], max(map(len, methods.values()))
     what = {"error": capital(first.measured), "loss": "Loss"}.get(column, column)
     better = " (more is better)" if first.clients.higher_is_better.get(column) else ""
-    over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
-    return f"{what}{' in %' if percent else ''}{better} over {first.summary().who}{over}"
+    records = [run for runs in methods.values() for run in runs]
+    over = f", mean ± standard deviation over {seeds} seeds, {split_words(records)}" if seeds > 1 else ""
+    return f"{what}{' in %' if percent else ''}{better} over {first.summary().who}{note}{over}"
 
 
 def _remark(methods: Mapping[str, Sequence[RunRecord]], column: str, factor: float, digits: int) -> str:
@@ -175,7 +259,7 @@ def _spread_text(values: Sequence[float], factor: float, digits: int) -> str:
     spread = Spread.of(values)
     if not math.isfinite(spread.mean):
         return "–"
-    text = f"{factor * spread.mean:.{digits}f}".replace("-", "−")
+    text = f"{factor * spread.mean:z.{digits}f}".replace("-", "−")
     return text + (f" ± {factor * spread.deviation:.{digits}f}" if len(values) > 1 else "")
 
 

@@ -8,7 +8,7 @@ from html import escape
 from itertools import chain
 
 from equipoise.metrics import Interval
-from equipoise.report.data.over_seeds import FIGURES, Spread, malicious_clients, metric_figures, trivial_name
+from equipoise.report.data.over_seeds import FIGURES, Spread, malicious_clients, metric_figures, split_words, trivial_name
 from equipoise.report.data.results_by_method import Study
 from equipoise.report.palette import COLOURS
 from equipoise.report.text.captions import nonfinite_note, sample_caption, served_model, trivial_note
@@ -27,7 +27,8 @@ def numbers_table(study: Study) -> Iterator[str]:
 
     Below a method whose clients are served their own models there is a row of the shared model.
     """
-    seeds = f"; mean ± standard deviation over {study.seeds} seeds" if study.seeds > 1 else "; one seed, so no spread is known"
+    split = f" ({split_words(study.runs)})" if study.seeds > 1 else ""
+    seeds = f"; mean ± standard deviation over {study.seeds} seeds{split}" if split else "; one seed, so no spread is known"
     unit = ", in %" if study.scale.percent else ""
     headers = {**FIGURES, "trained": "trained clients per round", "seconds": "wall time (s)"}
     caption = f"{capital(study.measured)} over {study.judged}{study.judged.weighed}{unit}{seeds}.{served_model(study)}"

@@ -12,11 +12,12 @@ from equipoise.report.data.by_client import ClientErrors, client_errors, interva
 from equipoise.report.data.results_by_method import MethodResults, Numbers, Study
 from equipoise.report.text.captions import served_model
 from equipoise.report.text.client_numbers import (
-    below,
+    below_error,
     differing_clients,
+    error_interval_words,
     examples_cell,
     few_words,
-    interval_words,
+    has_example_intervals,
     seeds_words,
     signed,
 )
@@ -63,15 +64,15 @@ def _worst_alone(study: Study, method: MethodResults) -> Iterator[str]:
     if only_loss and method.personalised:
         columns.append(("shared loss", _shared(study), plain))
     caption = f"The {_client_count(len(some), study.judged.benign_word)} with the largest {study.noun}"
-    caption += f"{seeds_words(found)}{_evaluated(study)}.{served_model(study)}{differing_clients(found)}{interval_words(found)}"
-    caption += few_words(study, found, some)
+    caption += f"{seeds_words(found)}{_evaluated(study)}.{served_model(study)}{differing_clients(found)}"
+    caption += error_interval_words(study, found) + few_words(study, found, some)
     seed = ["seed"] if found.seed_of_row else []
     yield from open_table("worst alone", caption, ("client", *seed, "examples", *(title for title, _, _ in columns)))
     means = [mean_over_seeds(errors.of(0)) for _, errors, _ in columns]
-    low, high = _interval(study, found, 0)
+    by_seeds = _interval(study, found, 0)
     for k in some:
         numbers = [scale.number(float(mean[k])) for mean, (_, _, scale) in zip(means, columns, strict=True)]
-        numbers[0] += below(study, low[k], high[k])
+        numbers[0] += below_error(study, found, 0, k, by_seeds)
         yield row(header_cell(found.keys[k][-1]), (*_seed(found, k), examples_cell(found.sizes[k]), *numbers))
     yield close_table()
 
@@ -85,7 +86,7 @@ def _before_and_after(study: Study, chosen: MethodResults, name: str) -> Iterato
     who += f"{seeds_words(found)}{_evaluated(study)}"
     unit = " in %" if scale.percent else ""
     caption = f"The {who}; {scale.noun}{unit} under each method.{served_model(study, brief=True)}"
-    caption += differing_clients(found) + interval_words(found) + few_words(study, found, some)
+    caption += differing_clients(found) + error_interval_words(study, found) + few_words(study, found, some)
     seed = ["seed"] if found.seed_of_row else []
     columns = ("client", *seed, "examples", *(study.methods[index].name for index in found.methods))
     yield from open_table("worst", caption, columns, name, found.methods)
@@ -95,10 +96,10 @@ def _before_and_after(study: Study, chosen: MethodResults, name: str) -> Iterato
     for k in some:
         cells = [*_seed(found, k), examples_cell(found.sizes[k])]
         for index in found.methods:
-            error, (low, high) = float(means[index][k]), intervals[index]
+            error = float(means[index][k])
             changed = index > 0 and found.methods[0] == 0
             text = _changed(study, error, float(moved[index][k])) if changed else scale.number(error)
-            cells.append(text + below(study, low[k], high[k]))
+            cells.append(text + below_error(study, found, index, k, intervals[index]))
         yield row(header_cell(found.keys[k][-1]), cells)
     yield close_table()
 
@@ -119,8 +120,13 @@ def _shared(study: Study) -> ClientErrors:
     )
 
 
-def _interval(study: Study, found: ClientErrors, method: int) -> tuple[Numbers, Numbers]:
-    """The interval of each client's mean over seeds; errors in percent stay between 0 and 100, others above 0 if they must."""
+def _interval(study: Study, found: ClientErrors, method: int) -> tuple[Numbers, Numbers] | None:
+    """The interval of each client's mean over seeds; None where the client's examples give it a better one.
+
+    Errors in percent stay between 0 and 100, others above 0 if they must.
+    """
+    if has_example_intervals(study, found):
+        return None
     low = 0.0 if study.never_negative else -np.inf
     ends = (low, 1.0 if study.scale.percent else np.inf)
     return interval_over_seeds(found.of(method), *ends)

@@ -1,0 +1,211 @@
+"""Paired differences: what a method changes against a baseline in each seed, and whether the seeds tell it from chance.
+
+Methods share data, cohorts, batches and initial weights in a seed. What a seed does to both cancels in their difference, so
+that the spread of the differences, and not that of each method, says how far a comparison can be trusted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from equipoise.errors import InvalidParameter
+from equipoise.metrics import Interval
+from equipoise.report.data.over_seeds import Spread
+
+LEAST_SEEDS = 3  # of a verdict; with two, both agree in half of all comparisons of equal methods
+CONFIDENCE = 0.95
+RULE = (
+    "A difference counts if there are 3 seeds or more and the 95 % interval of the paired differences (Student's t, which "
+    "takes them to be roughly normal) does not contain 0; otherwise it is undecided."
+)
+Verdict = Literal["lower", "higher", "equal", "undecided"]
+
+
+def student_quantile(confidence: float, freedom: int) -> float:
+    """The t with P(|T| ≤ t) = confidence, for Student's distribution with a whole number of degrees of freedom.
+
+    By bisection of the finite sums of Abramowitz and Stegun 1964, 26.7.3 and 26.7.4, so that it needs numpy and torch alone.
+
+    >>> [round(student_quantile(0.95, freedom), 3) for freedom in (1, 2, 4)]
+    [12.706, 4.303, 2.776]
+    """
+    low, high = 0.0, 1.0
+    while _central_probability(high, freedom) < confidence:
+        high *= 2
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _central_probability(middle, freedom) < confidence else (low, middle)
+    return high
+
+
+def _central_probability(t: float, freedom: int) -> float:
+    """P(|T| ≤ t)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    cosine, sine, odd = math.cos(angle), math.sin(angle), freedom % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for step in range(1 + odd, freedom, 2):  # the powers of the cosine up to freedom − 2
+        total += term
+        term *= cosine**2 * step / (step + 1)
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """A figure under a method minus that under the baseline, in each seed that both have.
+
+    >>> found = PairedDifference("tail", (-0.02, -0.03, -0.01))
+    >>> found.verdict, found.lower, round(found.spread.mean, 6), found.interval.text("{:.3f}".format)
+    ('undecided', 3, -0.02, '-0.045 to 0.005')
+    """
+
+    method: str
+    values: tuple[float, ...]  # by seed; below 0 the method is lower
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds both have."""
+        return len(self.values)
+
+    @property
+    def spread(self) -> Spread:
+        """Mean and standard deviation over seeds; NaN without a seed in common."""
+        return Spread.of(self.values) if self.values else Spread(math.nan, math.nan)
+
+    @property
+    def lower(self) -> int:
+        """In how many seeds the method is lower."""
+        return sum(value < 0 for value in self.values)
+
+    @property
+    def interval(self) -> Interval:
+        """The 95 % interval of the mean: mean ± t · s / √n with n − 1 degrees of freedom; unbounded below 3 seeds."""
+        if self.seeds < LEAST_SEEDS or not all(map(math.isfinite, self.values)):
+            return Interval(-math.inf, math.inf)
+        spread = self.spread
+        reach = student_quantile(CONFIDENCE, self.seeds - 1) * spread.deviation / math.sqrt(self.seeds)
+        return Interval(spread.mean - reach, spread.mean + reach)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the method is lower, higher or, in every seed, equal; "undecided" if the seeds do not tell."""
+        if self.values and not any(self.values):
+            return "equal"
+        found = self.interval
+        return "lower" if found.high < 0 else "higher" if found.low > 0 else "undecided"
+
+    def words(self, baseline: str, write: Callable[[float], str]) -> str:
+        """The difference in words, its size written by `write`, e.g. "tail is lower than FedAvg by 0.020 ± 0.010".
+
+        >>> PairedDifference("tail", (-0.02, -0.03, -0.01)).words("FedAvg", "{:.3f}".format)
+        'tail is lower than FedAvg by 0.020 ± 0.010 (lower in 3 of 3 seeds)'
+        """
+        if self.verdict == "equal":
+            return f"{self.method} equals {baseline} in {_seed_count(self.seeds)}"
+        spread = self.spread
+        size = write(abs(spread.mean)) + (f" ± {write(spread.deviation)}" if self.seeds > 1 else "")
+        word = "lower" if spread.mean < 0 else "higher"
+        count = self.lower if word == "lower" else sum(value > 0 for value in self.values)
+        agreeing = f"{word} in {count} of {self.seeds} seeds" if self.seeds > 1 else "one seed"
+        return f"{self.method} is {word} than {baseline} by {size} ({agreeing})"
+
+
+def _seed_count(seeds: int) -> str:
+    return f"all {seeds} seeds" if seeds > 1 else "the only seed"
+
+
+def paired(method: str, values: Mapping[int, float], baseline: Mapping[int, float]) -> PairedDifference:
+    """The differences of a method's figures, by seed, from those of a baseline, in the seeds that both have."""
+    pairs = [(values[seed], baseline[seed]) for seed in baseline if seed in values]
+    return PairedDifference(method, tuple(0.0 if _alike(after, before) else after - before for after, before in pairs))
+
+
+def _alike(after: float, before: float) -> bool:
+    """Whether two figures differ by rounding alone."""
+    return abs(after - before) <= 1e-9 * abs(before)
+
+
+@dataclass(frozen=True)
+class Differences:
+    """The paired differences of all methods from a baseline. `str()` is a table, `differences["tail"]` one of its rows.
+
+    `Comparison.differences` gives it. Source: ours.
+    """
+
+    baseline: str
+    figure: str  # in words, e.g. "90th percentile"
+    what: str  # the column and the clients in words
+    rows: tuple[PairedDifference, ...]
+    covers: str = ""  # what the intervals cover, in words
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[PairedDifference]:
+        return iter(self.rows)
+
+    def __getitem__(self, method: str) -> PairedDifference:
+        found = {row.method: row for row in self.rows}
+        if method not in found:
+            raise InvalidParameter("method", f"must be one of {', '.join(found)}", method)
+        return found[method]
+
+    def lines(self, digits: int = 3, factor: float = 1.0) -> list[str]:
+        """The rows as text: mean ± standard deviation of the differences, their 95 % interval, seeds, and the verdict."""
+
+        def texts(row: PairedDifference) -> str:
+            shown, between = difference_text(row, digits, factor), interval_text(row, digits, factor)
+            return f"{shown:>18}  {between:<19}{lower_words(row):<16}"
+
+        width = max(map(len, ("method", *(row.method for row in self.rows))))
+        heads = f"{'method':<{width}}{'difference':>18}  {'95 % interval':<19}{'seeds':<16}"
+        return [f"{heads}verdict", *(f"{row.method:<{width}}{texts(row)}{row.verdict}" for row in self.rows)]
+
+    def short(self, digits: int = 3, factor: float = 1.0) -> list[str]:
+        """The rows under a short title, for below a table of methods."""
+        seeds = min((row.seeds for row in self.rows), default=0)
+        few = f" An interval needs {LEAST_SEEDS} seeds." if seeds < LEAST_SEEDS else ""
+        title = f"Paired differences of the {self.figure} from {self.baseline}, seed by seed (Student's t).{few}"
+        return [title, *self.lines(digits, factor)]
+
+    def __str__(self) -> str:
+        seeds = max((row.seeds for row in self.rows), default=0)
+        over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+        title = f"Paired differences from {self.baseline}: {self.figure} of the {self.what}, seed by seed, {over}"
+        notes = [RULE, f"The interval covers {self.covers}." if self.covers else ""]
+        several = len(self.rows) > 1
+        notes.append(f"It is not corrected for looking at {len(self.rows)} methods." if several else "")
+        return "\n".join([title, *self.lines(), " ".join(filter(None, notes))])
+
+    __repr__ = __str__
+
+
+def signed_text(value: float, digits: int = 3, factor: float = 1.0) -> str:
+    """A difference with its sign, and no sign for 0.
+
+    >>> signed_text(-0.0201), signed_text(0.0004), signed_text(0.5, 1, 100)
+    ('−0.020', '0.000', '+50.0')
+    """
+    if not math.isfinite(value):
+        return "–"
+    text = f"{factor * value:+z.{digits}f}"
+    return text.replace("-", "−") if any(digit in "123456789" for digit in text) else text[1:]
+
+
+def difference_text(row: PairedDifference, digits: int = 3, factor: float = 1.0) -> str:
+    """Mean ± standard deviation of differences, with the sign."""
+    spread = row.spread
+    text = signed_text(spread.mean, digits, factor)
+    return text + (f" ± {factor * spread.deviation:.{digits}f}" if row.seeds > 1 and text != "–" else "")
+
+
+def interval_text(row: PairedDifference, digits: int = 3, factor: float = 1.0) -> str:
+    """The 95 % interval, with signs; a dash where there are too few seeds."""
+    return row.interval.text(lambda value: signed_text(value, digits, factor))
+
+
+def lower_words(row: PairedDifference) -> str:
+    """In how many seeds the method is lower."""
+    return f"lower in {row.lower} of {row.seeds}"

@@ -1,0 +1,143 @@
+"""Paired differences over seeds: golden numbers by hand, and where tables and pages show them."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from report_cases import Page
+
+import equipoise as eq
+from equipoise.compare import Comparison
+from equipoise.errors import InvalidParameter
+from equipoise.report.data.paired import PairedDifference, paired, signed_text, student_quantile
+
+# The largest error of six clients is their 90th percentile.
+FEDAVG = [[0.1, 0.2, 0.3, 0.4, 0.5, top] for top in (0.50, 0.60, 0.70)]
+TAIL = [[0.1, 0.2, 0.3, 0.4, 0.4, top] for top in (0.46, 0.55, 0.64)]  # −0.04, −0.05, −0.06
+NOISE = [[0.1, 0.2, 0.3, 0.4, 0.4, top] for top in (0.45, 0.65, 0.69)]  # −0.05, +0.05, −0.01
+
+
+@pytest.fixture(scope="module")
+def trained():
+    data = eq.data.label_shift(train_clients=8, validation_clients=6, test_clients=6, examples=20)
+    return eq.compare({"FedAvg": eq.Algorithm()}, eq.models.Softmax(20, 10), data, rounds=1, clients_per_round=3, seeds=3)
+
+
+def made_of(trained, errors, *, seeds=3, validation=None, version=lambda seed: ""):
+    """A comparison with known errors of the six test clients, by method and seed, and perhaps of the validation clients."""
+    results = {}
+    for name, by_seed in errors.items():
+        runs = []
+        for run, values in zip(trained.results["FedAvg"][:seeds], by_seed, strict=False):
+            rows = run.clients.where("test")
+            rows = replace(rows, error=torch.tensor(values, dtype=torch.float64), trivial_error=None)
+            if validation is not None:
+                other = replace(rows, split=("validation",) * 6, error=torch.full((6,), validation[name], dtype=torch.float64))
+                rows = joined(other, rows)
+            runs.append(replace(run, name=name, clients=rows, data_version=version(run.seed)))
+        results[name] = runs
+    return Comparison(results)
+
+
+def joined(first, second):
+    names = ("seen", "size", "loss", "error")
+    columns = {name: torch.cat([getattr(first, name), getattr(second, name)]) for name in names}
+    return replace(second, client=first.client + second.client, split=first.split + second.split, **columns)
+
+
+@pytest.mark.parametrize(("freedom", "expected"), [(1, 12.7062), (2, 4.30265), (3, 3.18245), (4, 2.77645), (9, 2.26216)])
+def test_students_quantile_is_that_of_the_printed_tables(freedom, expected):
+    assert student_quantile(0.95, freedom) == pytest.approx(expected, abs=1e-4)
+
+
+def test_differences_are_of_pairs_with_students_interval(trained):
+    found = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL, "noise": NOISE}).differences("FedAvg", figure="percentile_90")
+    tail = found["tail"]
+    # Each method's percentile varies by ± 0.1 or 0.09 over seeds; the differences by ± 0.01 alone.
+    assert tail.spread.mean == pytest.approx(-0.05)
+    assert tail.spread.deviation == pytest.approx(0.01)
+    reach = 4.30265 * 0.01 / math.sqrt(3)
+    assert (tail.interval.low, tail.interval.high) == pytest.approx((-0.05 - reach, -0.05 + reach), abs=1e-6)
+    assert (tail.lower, tail.seeds, tail.verdict) == (3, 3, "lower")
+    assert (found["noise"].lower, found["noise"].verdict) == (2, "undecided")
+    assert [row.method for row in found] == ["tail", "noise"]
+    text = str(found)
+    assert "−0.050 ± 0.010  −0.075 to −0.025   lower in 3 of 3 lower" in text
+    assert "Student's t" in text
+    assert "not the choice of clients" in text
+    assert "not corrected for looking at 2 methods" in text
+
+
+def test_too_few_seeds_are_undecided_and_equal_runs_are_equal(trained):
+    two = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL, "same": FEDAVG}, seeds=2)
+    assert two.differences()["tail"].verdict == "undecided"
+    assert two.differences()["same"].verdict == "equal"
+    assert two.differences()["tail"].interval.low == -math.inf
+    assert "An interval needs 3 seeds." in two.summary()
+    assert paired("a", {0: 1.0, 5: 2.0}, {0: 1.0 + 1e-15, 1: 3.0}).values == (0.0,)  # rounding, and one seed in common
+
+
+def test_the_summary_has_them_from_two_seeds_on(trained):
+    made = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL})
+    text = made.summary()
+    assert "Paired differences of the 90th percentile from FedAvg" in text
+    assert "(the same split for all seeds)" in text
+    assert "Paired" not in made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL}, seeds=1).summary()
+    assert "Paired" not in made_of(trained, {"FedAvg": FEDAVG}).summary()
+    again = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL}, version=str)
+    assert "(each seed splits the data again)" in again.summary()
+    assert "and of the split" in str(again.differences())
+
+
+def test_tables_for_papers_have_them_below_and_latex_the_best_in_bold(trained):
+    made = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL})
+    text = made.to_markdown(figures=["percentile_90"], percent=True, baseline="FedAvg")
+    assert "| tail | −5.0 ± 1.0 (−7.5 to −2.5), 3/3 |" in text
+    latex = made.to_latex(figures=["mean", "percentile_90"], percent=True, baseline="FedAvg")
+    assert r"tail & \textbf{32.5 $\pm$ 1.5} & \textbf{55.0 $\pm$ 9.0} \\" in latex
+    assert r"FedAvg & 35.0 $\pm$ 1.7 & 60.0 $\pm$ 10.0 \\" in latex
+    assert latex.count(r"\begin{tabular}") == 2
+    assert "Paired" not in made.to_markdown()
+
+
+def test_what_does_not_exist_is_refused(trained):
+    made = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL})
+    with pytest.raises(InvalidParameter, match="baseline must be one of FedAvg, tail"):
+        made.differences("fedavg")
+    with pytest.raises(InvalidParameter, match="baseline must be one of"):
+        made.to_markdown(baseline="x")
+    with pytest.raises(InvalidParameter, match="figure must be one of"):
+        made.differences(figure="p90")
+    with pytest.raises(InvalidParameter, match="column must be one of"):
+        made.differences(column="f1")
+    with pytest.raises(InvalidParameter, match="method must be one of tail"):
+        made.differences()["FedAvg"]
+    with pytest.raises(InvalidParameter, match="another method"):
+        made_of(trained, {"FedAvg": FEDAVG}).differences()
+
+
+def test_the_page_chooses_on_validation_data_and_shows_all_differences(trained, tmp_path):
+    # On test clients "tail" is best; on validation clients "noise" is.
+    errors = {"FedAvg": FEDAVG, "tail": TAIL, "noise": NOISE}
+    made = made_of(trained, errors, validation={"FedAvg": 0.4, "tail": 0.35, "noise": 0.3})
+    page = Page(made.report(tmp_path / "r.html"))
+    chosen = "noise, chosen by its 90th percentile on 6 unseen validation clients (30.0 % against 40.0 % under FedAvg), "
+    assert page.headline.startswith(f"{chosen}does not clearly lower")
+    assert [row[2] for row in page.rows["table-validation"]] == ["90th percentile", "40.0 ± 0.0", "35.0 ± 0.0", "30.0 ± 0.0"]
+    rows = {row[0]: row[1:] for row in page.rows["table-differences"]}
+    assert rows.keys() == {"method", "tail", "noise"}
+    assert rows["tail"][1].split() == ["−5.0", "±", "1.0", "−7.5", "to", "−2.5"]
+    assert rows["tail"][3:] == ["lower in 3 of 3", "lower"]
+    assert rows["noise"][3:] == ["lower in 2 of 3", "undecided"]
+    plain = Page(made_of(trained, errors).report(tmp_path / "plain.html"))
+    assert "best of 2 methods on these same clients, and the figure therefore optimistic" in plain.headline
+    assert "table-validation" not in plain.rows
+
+
+def test_no_sign_before_zero():
+    assert signed_text(-0.0001) == signed_text(0.0001) == "0.000"
+    assert PairedDifference("a", (0.2, 0.4)).words("b", "{:.1f}".format) == (
+        "a is higher than b by 0.3 ± 0.1 (higher in 2 of 2 seeds)"
+    )
+    assert PairedDifference("a", (0.0,)).words("b", "{:.1f}".format) == "a equals b in the only seed"

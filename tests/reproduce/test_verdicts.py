@@ -1,0 +1,56 @@
+"""The verdicts on published claims: holds, does not hold or undecided, by paired differences over seeds."""
+
+import pytest
+
+from equipoise.reproduce import EXPERIMENTS
+from equipoise.reproduce.published import table
+from equipoise.reproduce.result_tables import Reproduction, Spread, spread_text
+
+ENTRY = EXPERIMENTS["emnist-linear"]
+CLAIM = ENTRY.claims[0]
+DIGITS = ENTRY.figures[CLAIM.figure].digits
+
+
+def verdict(lower, higher):
+    """The verdict on the first claim with the given figures of its two methods, one per seed."""
+    rows = {
+        name: {seed: {"figures": {CLAIM.figure: value}} for seed, value in enumerate(values)}
+        for name, values in ((CLAIM.lower, lower), (CLAIM.higher, higher))
+    }
+    made = Reproduction(ENTRY, "small", ENTRY.scales["small"], tuple(range(len(lower))), 0.1, False, rows, 0.0)
+    return made.verdict(CLAIM)
+
+
+@pytest.mark.parametrize(
+    ("lower", "higher", "word", "words"),
+    [
+        # Differences −1, −1.2, −0.8: mean −1, s = 0.2, interval −1 ± 4.303 · 0.2 / √3 = −1 ± 0.50.
+        ([29, 28.8, 29.2], [30, 30, 30], "holds", f"is lower than {CLAIM.higher} by 1.00 ± 0.20 (lower in 3 of 3 seeds)"),
+        ([31, 31.2, 30.8], [30, 30, 30], "does not hold", "by 1.00 ± 0.20 (higher in 3 of 3 seeds)"),
+        # Differences +123 and −215: a coin flip that was once called "holds, by 46 ± 239".
+        ([153, 15], [30, 230], "undecided", f"by {46:.2f} ± {239.00:.2f} (lower in 1 of 2 seeds)"),
+        ([29, 28], [30, 30], "undecided", "(lower in 2 of 2 seeds)"),
+        ([29], [30], "undecided", "by 1.00 (one seed)"),
+        ([30, 30, 30], [30, 30, 30], "does not hold", f"{CLAIM.lower} equals {CLAIM.higher} in all 3 seeds"),
+        ([30], [30], "undecided", "equals"),
+    ],
+)
+def test_three_verdicts_in_plain_words(lower, higher, word, words):
+    text = verdict(lower, higher)
+    assert DIGITS == 2
+    assert f": **{word}**. {CLAIM.lower} " in text
+    assert words in text
+    assert "by -" not in text
+
+
+def test_no_seed_in_common():
+    assert verdict([], []).endswith("no seed in which both finished.")
+
+
+def test_no_sign_before_zero_and_no_name_twice():
+    assert spread_text(Spread(-0.001, 0.2), 2, 3) == "0.00 ± 0.20"
+    entry = EXPERIMENTS["fairness-synthetic"]
+    published = next(t for t in map(table, entry.tables) if any(r.parameter and r.parameter in n for n, r in t.rows.items()))
+    rows = {name: {} for name in published.rows}
+    made = Reproduction(entry, "small", entry.scales["small"], (0,), 0.1, False, rows, 0.0)
+    assert "q = 1 (q = 1)" not in "\n".join(made.side_by_side(published))
