@@ -144,7 +144,9 @@ def run(
     config: Annotated[Path | None, Argument(metavar="CONFIG.toml", help="The run to do, e.g. examples/tail.toml.")] = None,
     settings: Settings = None,
     out: Annotated[Path | None, Option(help="The folder for the run, new or empty. Default: runs/CONFIG-SEED.")] = None,
-    resume: Annotated[Path | None, Option(metavar="DIR", help="Go on with the run in this folder from its checkpoint.")] = None,
+    resume: Annotated[
+        Path | None, Option(metavar="DIR", help="Go on with the run in this folder; --set train.rounds=N gives it more rounds.")
+    ] = None,
     tensorboard: Annotated[Path | None, Option(metavar="DIR", help="Also write event files for TensorBoard here.")] = None,
     mlflow: Annotated[str | None, Option(metavar="URI", help="Also log to MLflow, e.g. sqlite:///mlflow.db.")] = None,
     wandb: Annotated[
@@ -157,16 +159,21 @@ def run(
 ) -> None:
     """Train what a TOML file describes; leave config, log, checkpoint, clients, model and report in a folder."""
     from equipoise import tracking
-    from equipoise.experiment import folder
+    from equipoise.experiment import folder, more_rounds
     from equipoise.experiment.build import build
     from equipoise.experiment.config import RunConfig
     from equipoise.result import Result
 
+    observers: list[Any] = []  # made before data are read, so that an absent library is refused at once
     if resume is not None:
-        if config is not None or settings or out is not None:
-            raise ConfigError("--resume takes all it needs from its folder: leave CONFIG, --set and --out away.")
-        run_folder = folder.to_resume(resume)
-        checked = RunConfig.read(run_folder.config, code="resume", trust=trust)
+        if config is not None or out is not None:
+            raise ConfigError("--resume takes all it needs from its folder: leave CONFIG and --out away.")
+        more_rounds.refuse_other_settings(settings or ())
+        run_folder = folder.to_resume(resume, more=bool(settings))
+        checked = RunConfig.read(run_folder.config, settings or (), code="resume", trust=trust)
+        if settings:
+            more_rounds.refuse_no_more(run_folder, checked)
+            observers.append(more_rounds.MoreRounds(run_folder, checked.train.rounds))
     elif config is None:
         raise ConfigError("Name a configuration, e.g. equipoise run examples/tail.toml, or a folder: --resume DIR.")
     else:
@@ -177,7 +184,6 @@ def run(
         path = out or folder.free_folder(config, checked.train.seed)
         folder.refuse_taken(path)  # before data are read, which may take long
 
-    observers: list[Any] = []  # made before data are read, so that an absent library is refused at once
     observers += [tracking.TensorBoard(tensorboard)] if tensorboard is not None else []
     observers += [tracking.MLflow(tracking_uri=mlflow)] if mlflow is not None else []
     observers += [tracking.WandB(wandb)] if wandb is not None else []

@@ -98,7 +98,7 @@ def predict(
     from pyarrow import csv
 
     from equipoise.core.files import write_atomically
-    from equipoise.experiment.config import override
+    from equipoise.experiment.config_tables import override
     from equipoise.experiment.predicted_run import predict_rows
 
     table = predict_rows(folder, rows, reading=override({}, settings or ()), member=member, trust=trust)

@@ -13,7 +13,8 @@ from equipoise.core.task_trial import try_task
 from equipoise.core.tensor_files import read_tensor_file
 from equipoise.errors import ConfigError
 from equipoise.experiment.build import build
-from equipoise.experiment.config import RunConfig, read_toml
+from equipoise.experiment.config import RunConfig
+from equipoise.experiment.config_tables import read_toml
 from equipoise.experiment.family_files import MANIFEST, SINGLE_MANIFEST, read_manifest, write_single
 from equipoise.experiment.folder import read_record
 from equipoise.experiment.recorded import FEDERATION

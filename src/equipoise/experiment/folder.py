@@ -94,13 +94,14 @@ def free_folder(config_path: Path, seed: int) -> Path:
     return next(folder for folder in itertools.chain([first], others) if not folder.exists())
 
 
-def to_resume(path: Path) -> RunFolder:
-    """The folder of a run that has not ended; any other folder is refused."""
+def to_resume(path: Path, *, more: bool = False) -> RunFolder:
+    """The folder of a run that has not ended, or that is to have `more` rounds; any other folder is refused."""
     folder = RunFolder(path)
     if not folder.config.exists():
         raise ConfigError(f"{path} is not the folder of a run: it has no config.toml. Start one: equipoise run CONFIG.toml")
-    if folder.finished:
-        raise ConfigError(f"The run in {path} has ended; there is nothing to resume. Its report is {folder.report}.")
+    if folder.finished and not more:
+        fix = "More rounds: add --set train.rounds=N."
+        raise ConfigError(f"The run in {path} has ended; there is nothing to resume. Its report is {folder.report}. {fix}")
     return folder
 
 
@@ -154,7 +155,11 @@ def _run(
         else:
             write_family(result, folder, report=report)
     except (EquipoiseError, KeyboardInterrupt, OSError) as failure:
+<<<<<<< HEAD
         if folder.rounds.exists() and not folder.finished:  # else nothing was begun: the run that has ended stays as it is
+=======
+        if folder.rounds.exists() and not folder.finished:  # a run that had ended, and may not have more rounds, stays so
+>>>>>>> 0f89a62490227c0b8afd37e5876b0f61cf8a2bbc
             failure.add_note(f"What was logged is in {folder.rounds}.")
             log_stop(folder, "Stopped by Ctrl-C." if isinstance(failure, KeyboardInterrupt) else str(failure))
         raise

@@ -12,7 +12,8 @@ from equipoise.core.tensor_files import read_tensor_file
 from equipoise.data.schema import Schema
 from equipoise.data.table_files import parquet_files, read_csv
 from equipoise.errors import ConfigError, unknown_name
-from equipoise.experiment.config import PYTHON, RunConfig, read_toml
+from equipoise.experiment.config import PYTHON, RunConfig
+from equipoise.experiment.config_tables import read_toml
 from equipoise.experiment.family_files import MANIFEST, MEMBERS, read_manifest
 from equipoise.experiment.run_files import RunFolder
 from equipoise.models.table_network import Tabular
