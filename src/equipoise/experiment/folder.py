@@ -155,11 +155,7 @@ def _run(
         else:
             write_family(result, folder, report=report)
     except (EquipoiseError, KeyboardInterrupt, OSError) as failure:
-<<<<<<< HEAD
         if folder.rounds.exists() and not folder.finished:  # else nothing was begun: the run that has ended stays as it is
-=======
-        if folder.rounds.exists() and not folder.finished:  # a run that had ended, and may not have more rounds, stays so
->>>>>>> 0f89a62490227c0b8afd37e5876b0f61cf8a2bbc
             failure.add_note(f"What was logged is in {folder.rounds}.")
             log_stop(folder, "Stopped by Ctrl-C." if isinstance(failure, KeyboardInterrupt) else str(failure))
         raise
