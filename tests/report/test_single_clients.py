@@ -8,6 +8,7 @@ from report_cases import Page
 from test_differences import FEDAVG, TAIL, made_of, trained  # noqa: F401 (a fixture)
 
 import equipoise as eq
+from equipoise.cli.listing import difference_lines
 from equipoise.client_table import ClientTable
 from equipoise.errors import InvalidParameter
 from equipoise.metrics import counts_wrong, share_interval
@@ -105,3 +106,17 @@ def test_a_metric_says_how_to_turn_it_round():
     found = eq.metrics.summarise_metric(torch.tensor([0.5, 0.6]), torch.ones(2))
     assert "metrics.Metric(function, higher_is_better=False)" in metric_words({"entropy": found})[0]
     assert metric_words({"entropy": replace(found, higher_is_better=False)}) == []
+
+
+def test_the_table_of_a_family_says_by_which_examples_it_judges():
+    data = eq.data.label_shift(train_clients=6, validation_clients=0, test_clients=4, examples=20)
+    family = eq.train_family(eq.models.Softmax(20, 10), data, tails=[1.0, 0.5], rounds=1, clients_per_round=3)
+    words = "over 4 unseen test clients, judged on half of their examples (the other half is for the choice), 1 seed"
+    assert words in family.comparison().summary().splitlines()[0]
+
+
+def test_the_console_shows_differences_in_percent(trained):  # noqa: F811
+    lines = difference_lines(made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL}).all_results)
+    assert lines[0].startswith("Paired differences of the 90th percentile from FedAvg")
+    assert "−5.0 ± 1.0  −7.5 to −2.5" in lines[2]
+    assert difference_lines(made_of(trained, {"FedAvg": FEDAVG}).all_results) == []
