@@ -268,7 +268,7 @@ OF_STATE = [
 PLACE = {eq.testing.check_risk: "risk", eq.testing.check_aggregator: "aggregator", eq.testing.check_solver: "solver"}
 
 
-@pytest.mark.parametrize(("check", "part", "law"), OF_STATE, ids=lambda case: str(case)[:30])
+@pytest.mark.parametrize(("check", "part", "law"), OF_STATE, ids=lambda case: getattr(case, "__name__", str(case))[:30])
 def test_parts_that_misuse_their_state_are_refused_by_check_and_by_train(check, part, law, ragged):
     with pytest.raises(eq.testing.LawBroken, match=law):
         check(part)
