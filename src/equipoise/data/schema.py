@@ -93,7 +93,8 @@ class ColumnRule:
         gaps = len(known) < len(values)
         if not len(known):
             return cls(column.name, kind, "left out", note="all missing among training clients")
-        spread = known.max() - known.min()
+        with np.errstate(over="ignore"):
+            spread = known.max() - known.min()
         constant = spread <= 8 * np.finfo(np.float64).eps * np.abs(known).max()  # up to rounding
         note = "one value among training clients"
         if constant and (spread > 0 or column.whole_numbers(rows) > 1):
@@ -187,7 +188,7 @@ class TargetRule:
 
         column = column if kind == "classes" else column.as_dates()
         by_type = column.type_kind
-        _refuse_missing(column, column.values.is_null(nan_is_null=True).to_numpy())
+        _refuse_missing(column, column.missing())
         whole = kinds.is_integer(column.values.type)
         numeric = by_type == "date" or (by_type == "number" and not whole)
         chosen = kind or ("number" if numeric and not classes else "classes")
@@ -293,7 +294,8 @@ class Schema:
         check_names(table, source, target=target, client=client, split=split)
         require_integer("one_hot", one_hot, 0)
         require(target_kind in (None, "classes", "number"), "target_kind", 'must be "classes" or "number"', target_kind)
-        good = (isinstance(classes, int) and classes >= 0) or (isinstance(classes, Sequence) and not isinstance(classes, str))
+        good = isinstance(classes, Sequence) and not isinstance(classes, str)
+        good = good or (isinstance(classes, int) and not isinstance(classes, bool) and classes >= 0)
         require(good, "classes", "must be the names of all classes, or their number if they are 0, 1, …", classes)
         taken = {target, client, split}
         if columns is None:
@@ -305,7 +307,11 @@ class Schema:
                 if not isinstance(name, str) or name not in known:
                     check_names(table, source, target=target, client=client, split=split, columns=name)
         asked = _checked_kinds(kinds or {}, inputs)
-        training = np.arange(table.num_rows)[... if rows is None else np.asarray(rows)]
+        try:
+            training = np.arange(table.num_rows)[... if rows is None else np.asarray(rows)]
+        except IndexError as failure:
+            raise InvalidParameter("rows", f"must be rows of {source}, as numbers or as a mask", rows, f"{failure}.") from None
+        require(len(training) > 0, "rows", "must be at least one row to fit the schema on", rows)
         rules, constant = [], {}
         for name in inputs:  # one at a time: the columns of files on disk need not fit into memory together
             if asked.get(name) == "left out":
@@ -423,6 +429,8 @@ class Schema:
         """Read a schema that `save` wrote."""
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except TypeError:
+            raise InvalidParameter("path", "must name a file", path) from None
         except FileNotFoundError:
             raise InvalidData(f"{path} does not exist.") from None
         except InvalidData as failure:
@@ -452,10 +460,9 @@ def _refuse_missing(column: TableColumn, missing: NDArray[Any]) -> None:
     if missing.any():
         count = int(missing.sum())
         more = f" and {count - 1} more. Drop these rows" if count > 1 else ". Drop this row"
-        raise InvalidData(
-            f"{column}, the target, is missing in row {column.row(missing)}{more}: "
-            f"frame.dropna(subset=[{column.name!r}]) in pandas."
-        )
+        blank = column.is_text and not column.values.null_count
+        how = f"frame[frame[{column.name!r}].str.strip() != '']" if blank else f"frame.dropna(subset=[{column.name!r}])"
+        raise InvalidData(f"{column}, the target, is missing in row {column.row(missing)}{more}: {how} in pandas.")
 
 
 def _always(value: str) -> str:
@@ -507,6 +514,8 @@ def _misread_text(column: TableColumn, codes: NDArray[np.int64], names: list[str
     A few different texts among numbers are odd even if they are frequent. `say` writes the option that gives a column's kind.
     """
     counts = np.bincount(codes[codes >= 0], minlength=len(names))
+    if not names:
+        return ""
     for what, pattern in (("date", _DATE), ("number", _NUMBER)):
         fits = np.array([pattern.fullmatch(name.strip()) is not None for name in names])
         share = counts[fits].sum() / counts.sum()

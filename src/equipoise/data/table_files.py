@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +26,11 @@ _COMPRESSION = 8  # guessed
 _HEADER_BYTES = 1 << 16  # that are looked at for another delimiter
 
 
+def require_column_name(parameter: str, name: Any) -> None:
+    """Raise InvalidParameter unless a parameter is the name of a column."""
+    require(isinstance(name, str), parameter, "must be the name of a column", name, 'A name is text, e.g. "hospital" or "0".')
+
+
 def read_csv(path: PathLike, *, client: str, delimiter: str, decimal: str, encoding: str, missing: Sequence[str]) -> Any:
     """A CSV file, also compressed, as an Arrow table. Types come from all rows; empty cells and NA, NaN, null are missing.
 
@@ -34,6 +39,7 @@ def read_csv(path: PathLike, *, client: str, delimiter: str, decimal: str, encod
     import pyarrow as pa
     from pyarrow import csv
 
+    require_column_name("client", client)
     file = _existing(path)
     options = _csv_options(delimiter, decimal, encoding, missing, column_types={client: pa.string()})
     try:
@@ -100,7 +106,9 @@ def _csv_options(
 
     require(isinstance(delimiter, str) and len(delimiter) == 1, "delimiter", "must be one character", delimiter)
     require(decimal in (".", ",") and decimal != delimiter, "decimal", 'must be "." or ",", and not the delimiter', decimal)
-    require(not isinstance(missing, str), "missing", "must be a list of texts", missing)
+    good = isinstance(missing, Sequence | Set) and not isinstance(missing, str) and all(isinstance(m, str) for m in missing)
+    require(good, "missing", "must be a list of texts", missing, 'E.g. missing=["?", "-99"].')
+    require(isinstance(encoding, str), "encoding", "must be the name of an encoding", encoding, 'E.g. "latin-1".')
     try:
         "".encode(encoding)
     except LookupError:
@@ -281,6 +289,7 @@ def parquet_files(path: PathLike, client: str) -> TableFiles:
     def refuse(failure: Exception) -> InvalidData:
         return InvalidData(f"{path}: cannot be read as Parquet: {first_line(failure)}.")
 
+    require_column_name("client", client)
     files = files_of(path, "*.parquet")
     size, schema = _parquet_schema(path, files)
     # Without buffers of whole files, which need not fit into memory.
@@ -330,6 +339,7 @@ def csv_files(
     import pyarrow as pa
     from pyarrow import csv
 
+    require_column_name("client", client)
     files = files_of(path, *CSV_NAMES)
     types: dict[str, Any] = {client: pa.string()}
 
