@@ -445,7 +445,8 @@ def tables(draw):
 
 
 def read(columns, **options):
-    constant = {name: "left out" for name, cells in columns.items() if len(set(map(str, cells))) == 1}
+    same = {name: {"None" if cell == "" else str(cell) for cell in cells} for name, cells in columns.items()}  # blank: missing
+    constant = {name: "left out" for name, cells in same.items() if len(cells) == 1}
     kinds = {name: kind for name, kind in constant.items() if name not in ("who", "y")}
     return eq.data.from_frame(columns, client="who", target="y", kinds=kinds, split_by="examples", **options)
 

@@ -3,6 +3,7 @@
 import gzip
 import warnings
 from dataclasses import replace
+from datetime import date, datetime
 
 import numpy as np
 import pandas as pd
@@ -555,3 +556,111 @@ def test_times_of_day_and_dates_are_not_mixed_and_an_empty_column_of_dates_is_ta
         schema.transform(pd.DataFrame(new | {"d": ["10:30"]}))
     with pytest.raises(InvalidData, match="'t' holds dates, but training had times of day"):
         schema.transform(pd.DataFrame(new | {"t": ["2024-05-05"]}))
+
+
+# ---------------------------------------------------------------------------------------------------------------- odd tables
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\t"])
+def test_blank_text_is_missing_in_a_frame_as_in_a_file(tmp_path, blank):
+    frame = FRAME.assign(a=[blank if row % 4 == 0 else "uv"[row % 2] for row in ROW])
+    data = load(frame)
+    assert data.schema == as_csv(tmp_path, frame).schema
+    assert data.schema.columns[0].categories == ("u", "v")
+    assert data.schema.columns[0].indicator
+    for column in ("a", "y"):
+        with pytest.raises(InvalidData, match=r"all missing|the target, is missing in row 0 and 59 more"):
+            load(FRAME.assign(**{column: blank}))
+    with pytest.raises(InvalidData, match=r"'y', the target, is missing in row 0 and 14 more.*str.strip\(\) != ''"):
+        load(frame.assign(y=frame["a"]))
+
+
+def test_a_column_of_text_that_is_all_missing_is_named():
+    with pytest.raises(InvalidData, match=r"'z' \(all missing\)"):
+        load(FRAME.assign(z=pd.array([None] * COUNT, dtype="string")))
+
+
+def test_periods_and_intervals_of_pandas():
+    months = pd.period_range("2020-01", periods=COUNT, freq="M")
+    assert load(FRAME.assign(a=months)).fingerprint == load(FRAME.assign(a=months.to_timestamp())).fingerprint
+    cut = pd.cut(np.sin(ROW), [-1, 0, 0.5, 1])
+    for values in (cut, pd.Series(cut).astype(pd.IntervalDtype())):
+        data = load(FRAME.assign(a=values, c=values, y=values))
+        assert data.schema.columns[0].categories == data.schema.target.classes == data.train.ids
+        assert len(data.train) == 3
+    few = months[:3].repeat(20).astype("category")
+    assert load(FRAME.assign(a=few)).schema.columns[0].categories == ("2020-01", "2020-02", "2020-03")
+
+
+def test_true_and_false_as_text_are_booleans_where_these_are_asked_for():
+    cells = ["True" if row % 3 else "false" for row in ROW]
+    asked = load(FRAME.assign(a=cells), kinds={"a": "boolean"})
+    assert asked.fingerprint == load(FRAME.assign(a=ROW % 3 > 0)).fingerprint
+    with pytest.raises(InvalidData, match="row 0 holds 'maybe'"):
+        load(FRAME.assign(a=["maybe", "true"] * 30), kinds={"a": "boolean"})
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: load(client=None), "client must be the name of a column, but is None. A name is text"),
+        (lambda: load(client=0), "client must be the name of a column, but is 0"),
+        (lambda: load(target=None), "target must be the name of a column, but is None"),
+        (lambda: load(columns=[None]), "columns must be the name of a column, but is None"),
+        (lambda: load(classes=True), "classes must be the names of all classes"),
+        (lambda: eq.data.Schema.fit(FRAME, target=None), "target must be the name of a column"),
+        (lambda: eq.data.Schema.fit(FRAME, target="y", client="c", rows=[100]), "rows must be rows of table"),
+        (lambda: eq.data.Schema.fit(FRAME, target="y", client="c", rows=np.zeros(60, bool)), "rows must be at least one row"),
+        (lambda: eq.data.Schema.load(None), "path must name a file"),
+        (lambda: load(FRAME.assign(c="only"), test=0.2), 'split_by="examples"'),
+        (lambda: load(FRAME.assign(c=ROW), test=0.2, split_by="examples"), "All clients have one example"),
+        (lambda: eq.data.from_dict({"a": ([], []), "b": ([[1.0]], [0])}), "client 'a': it has no example"),
+        (
+            lambda: load(FRAME.assign(a=pd.Series(["\ud800" if row == 4 else "x" for row in ROW], dtype=object))),
+            "column 'a' cannot be read: row 4 holds text that is no Unicode",
+        ),
+        (
+            lambda: load(FRAME.assign(c=pd.Series(["\ud800" if row == 4 else "x" for row in ROW], dtype=object))),
+            "column 'c' cannot be read: row 4 holds text that is no Unicode",
+        ),
+        (
+            lambda: load(FRAME.assign(a=pd.Series([date(2020, 1, 1), datetime(2020, 1, 2, 13)] * 30, dtype=object))),
+            r"row 1 holds datetime.*pd.to_datetime\(frame\['a'\], utc=True\)",
+        ),
+    ],
+)
+def test_odd_tables_and_options_are_refused_with_what_to_write(make, words):
+    with pytest.raises((InvalidData, InvalidParameter), match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"client": None}, "client must be the name of a column"),
+        ({"missing": [-99]}, r"missing must be a list of texts, but is \[-99\]. E.g. missing="),
+        ({"missing": None}, "missing must be a list of texts"),
+        ({"encoding": None}, "encoding must be the name of an encoding"),
+    ],
+)
+def test_odd_options_of_files_are_refused(tmp_path, options, words):
+    with pytest.raises(InvalidParameter, match=words):
+        as_csv(tmp_path, FRAME, **options)
+    with pytest.raises(InvalidParameter, match=words):
+        eq.data.write_table_store(tmp_path / "t.csv", tmp_path / "store", memory=0, **{**BOTH, **options})
+
+
+SIMILAR = {
+    "clients": ({"c": ["A ", "A", "b"] * 20}, "column 'c' holds 'A' and 'A ', which look alike. They are two clients"),
+    "accents": ({"c": ["caf\u00e9", "cafe\u0301", "b"] * 20}, r"'cafe\\u0301' and 'caf\\xe9', which look alike"),
+    "categories": ({"a": ["u", " u", "v"] * 20}, "column 'a' holds ' u' and 'u', which look alike. They are two categories"),
+    "classes": ({"y": ["yes", "Yes", "no"] * 20}, "column 'y' holds 'Yes' and 'yes', which look alike. They are two classes"),
+}
+
+
+@pytest.mark.parametrize(("columns", "words"), SIMILAR.values(), ids=SIMILAR)
+def test_names_that_look_alike_get_a_notice(columns, words):
+    with pytest.warns(EquipoiseNotice, match=words) as told:
+        load(FRAME.assign(**columns))
+    assert len(told) == 1
+    load(FRAME.assign(c=["aB", "ab", "c"] * 20, a=["m", "M", "f"] * 20))  # identifiers and codes may differ by capitals

@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from numbers import Real
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from equipoise.data.arrays import first_line
 from equipoise.data.clients import prefix
 from equipoise.data.table_files import TableFiles, spelling_of, temporal_of_text
 from equipoise.data.written_values import reading_advice
-from equipoise.errors import InvalidData, InvalidParameter, require, unknown_name
+from equipoise.errors import InvalidData, InvalidParameter, unknown_name
 
 Kind = Literal["number", "boolean", "category", "date"]
 
@@ -61,14 +61,16 @@ def _from_pandas(frame: Any, source: str, client: str | None) -> Any:
 
     columns = []
     for place, name in enumerate(frame.columns):
-        values = frame.iloc[:, place]
-        if isinstance(values.dtype, sys.modules["pandas"].SparseDtype):
-            values = values.sparse.to_dense()
+        values = _plain(frame.iloc[:, place])
         try:
-            columns.append(pa.array(values, from_pandas=True))
+            made = pa.array(values, from_pandas=True)
+            if values.dtype == object and pa.types.is_temporal(made.type):
+                _refuse_mixed_times(values)
+            columns.append(made)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as failure:
             known = [(row, each) for row, (each, there) in enumerate(zip(values, values.notna(), strict=True)) if there]
-            if str(name) == client and all(isinstance(each, str | Real | Decimal) for _, each in known):
+            mixed = str(name) == client and all(isinstance(each, str | Real | Decimal) for _, each in known)
+            if mixed and not isinstance(failure, UnicodeError):
                 columns.append(pa.array(values.map(_text_of, na_action="ignore"), pa.large_string(), from_pandas=True))
                 continue
             raise InvalidData(
@@ -77,11 +79,35 @@ def _from_pandas(frame: Any, source: str, client: str | None) -> Any:
     return pa.Table.from_arrays(columns, names=[str(name) for name in frame.columns])
 
 
+def _plain(values: Any) -> Any:
+    """A column of pandas in a type that Arrow has: sparse ones dense, periods as the dates they begin at, intervals as text."""
+    pandas, of = sys.modules["pandas"], values.dtype
+    if isinstance(of, pandas.SparseDtype):
+        return values.sparse.to_dense()
+    if isinstance(of, pandas.PeriodDtype):
+        return values.dt.to_timestamp()
+    if isinstance(of, pandas.IntervalDtype):
+        return values.map(str, na_action="ignore")
+    if isinstance(of, pandas.CategoricalDtype) and isinstance(of.categories.dtype, pandas.IntervalDtype | pandas.PeriodDtype):
+        return values.cat.rename_categories(str)
+    return values
+
+
+def _refuse_mixed_times(values: Any) -> None:
+    """Raise TypeError for objects that Arrow would make one type of: of a moment among dates it drops the time of day."""
+    kinds = {datetime if isinstance(each, datetime) else type(each) for each in values[values.notna()]}
+    if len(kinds) > 1:
+        raise TypeError(f"it mixes {' and '.join(sorted(kind.__name__ for kind in kinds))}")
+
+
 def _unreadable(name: str, known: list[tuple[int, Any]], failure: Exception) -> str:
     """Why a column of pandas cannot be read, and the cure; `known` are rows and values that are there."""
     row, value = next(((row, each) for row, each in known if isinstance(each, complex)), (0, None))
     if value is not None:
         return f"row {row} holds the complex number {value!r}. Give real and imaginary parts as two columns."
+    if isinstance(failure, UnicodeEncodeError):
+        row = next(row for row, each in known if isinstance(each, str) and not _is_text(each))
+        return f"row {row} holds text that is no Unicode ({first_line(failure)}). Read its file again in the right encoding."
     reason = first_line(failure)
     if (other := next(((row, each) for row, each in known if type(each) is not type(known[0][1])), None)) is not None:
         reason = f"row {other[0]} holds {other[1]!r}, but row {known[0][0]} holds {known[0][1]!r}"
@@ -89,10 +115,20 @@ def _unreadable(name: str, known: list[tuple[int, Any]], failure: Exception) -> 
         large := next(((row, each) for row, each in known if isinstance(each, int) and abs(each) >= 2**63), None)
     ) is not None:
         reason = f"row {large[0]} holds {large[1]}, beyond 64 bits"
+    if all(isinstance(each, date) for _, each in known):
+        return f"{reason}. Give it one type: pd.to_datetime(frame[{name!r}], utc=True)."
     return (
         f"{reason}. Give it one type: pd.to_numeric(frame[{name!r}], errors='coerce').astype(float) for numbers, "
         "astype(str) for categories."
     )
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _from_other(frame: Any, source: str) -> Any:
@@ -135,9 +171,10 @@ def check_names(table: Any, source: str, **named: str | None) -> None:
     roles: dict[str, str] = {}
     known = set(table.column_names)  # Arrow makes the list at each call, and a table may have 100,000 columns
     for parameter, name in named.items():
-        if name is None:
+        if name is None and parameter in ("client", "split"):
             continue
-        require(isinstance(name, str), parameter, "must be the name of a column", name)
+        if not isinstance(name, str):
+            raise InvalidParameter(parameter, "must be the name of a column", name)
         if name not in known:
             raise InvalidParameter(
                 parameter, f"must name a column of {source}", name,
@@ -237,7 +274,7 @@ class TableColumn:
         if kind == "date":
             raise InvalidData(f"{self} holds dates ({self.values.type}), but numbers are expected.")
         if kind == "category":
-            return self._parsed(float, "number")
+            return self._parsed(_number_of_text, "number")
         values: NDArray[np.float64] = self.values.cast(pa.float64(), safe=False).to_numpy().astype(np.float64)
         infinite = np.isinf(values)
         if infinite.any():
@@ -270,15 +307,25 @@ class TableColumn:
         days: NDArray[np.float64] = counts.to_numpy().astype(np.float64) / _MICROSECONDS_PER_DAY
         return days
 
+    def missing(self) -> NDArray[np.bool_]:
+        """Where a value is missing, (N,): blank text is."""
+        if self.type_kind == "category":
+            return self.names()[0] < 0
+        found: NDArray[np.bool_] = self.values.is_null(nan_is_null=True).to_numpy()
+        return found
+
     def names(self) -> tuple[NDArray[np.int64], list[str]]:
-        """Numbers (N,) into a list of the distinct values as text, −1 where one is missing; 1, 1.0 and "1" are one value."""
+        """Numbers (N,) into a list of the distinct values as text, −1 where one is missing; 1, 1.0 and "1" are one value.
+
+        Blank text is missing, as in a CSV file.
+        """
         if self.type_kind is None:
             return np.full(len(self.values), -1), []
         encoded = self._decoded().combine_chunks().dictionary_encode()
         known: dict[str, int] = {}
         codes = [-1]
         for value in self._listed(encoded.dictionary):
-            missing = value is None or value != value
+            missing = _is_missing(value)
             codes.append(-1 if missing else known.setdefault(_text_of(value), len(known)))
         places = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         return np.array(codes)[places.astype(np.int64) + 1], list(known)
@@ -290,7 +337,7 @@ class TableColumn:
         values, known = self._decoded(), []
         for part in (values[:100], values):  # the first rows mostly differ, which saves looking at all
             distinct = self._listed(part.unique()[:3])
-            known = [value for value in distinct if value is not None and value == value]
+            known = [value for value in distinct if not _is_missing(value)]
             if known and len(distinct) > 1:
                 return ""
         return f"always {_text_of(known[0])!r}" if known else "all missing"
@@ -354,6 +401,16 @@ def _are_missing(texts: Any) -> Any:
     from pyarrow import compute
 
     return compute.is_in(compute.utf8_lower(compute.utf8_trim_whitespace(texts)), pa.array(_MISSING, texts.type))
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a value is None, NaN or blank text."""
+    return value is None or value != value or (isinstance(value, str) and not value.strip())
+
+
+def _number_of_text(text: str) -> float:
+    """The number that a text writes; true and false are 1 and 0."""
+    return {"true": 1.0, "false": 0.0}[text.lower()] if text.lower() in ("true", "false") else float(text)
 
 
 def _text_of(value: Any) -> str:

@@ -58,6 +58,8 @@ def misread_text(column: TableColumn, codes: NDArray[np.int64], names: list[str]
     A few different texts among numbers are odd even if they are frequent. `say` writes the option that gives a column's kind.
     """
     counts = np.bincount(codes[codes >= 0], minlength=len(names))
+    if not names:
+        return ""
     for what, pattern in (("date", _DATE), ("number", _NUMBER)):
         fits = np.array([pattern.fullmatch(name.strip()) is not None for name in names])
         share = counts[fits].sum() / counts.sum()

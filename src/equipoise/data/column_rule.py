@@ -73,7 +73,8 @@ class ColumnRule:
         gaps = len(known) < len(values)
         if not len(known):
             return cls(column.name, kind, "left out", note="all missing among training clients")
-        spread = known.max() - known.min()
+        with np.errstate(over="ignore"):
+            spread = known.max() - known.min()
         constant = spread <= 8 * np.finfo(np.float64).eps * np.abs(known).max()  # up to rounding
         note = "one value among training clients"
         if constant and (spread > 0 or column.whole_numbers(rows) > 1):

@@ -121,6 +121,8 @@ def from_dict(
         _, (who,) = client_of_rows([owner])
         try:
             y = as_tree("y", pair[1])
+            if len(leaves(y)[0]) == 0:
+                raise InvalidData("it has no example. Drop it, or give it data.")
             triples.append((who, as_tree("x", pair[0], len(leaves(y)[0])), y))
         except InvalidData as failure:
             raise InvalidData(f"{name}: client {who!r}: {failure}") from None

@@ -20,10 +20,11 @@ from equipoise.data.arrow_tables import Kind, TableColumn, arrow_table, check_na
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.data.file_access import PathLike
+from equipoise.data.near_names import tell_of_similar
 from equipoise.data.packed_rows import offsets_of
 from equipoise.data.schema import Schema, tell_of_unseen
 from equipoise.data.splits import How, tell_of_untested
-from equipoise.data.table_files import parquet_files, read_csv
+from equipoise.data.table_files import parquet_files, read_csv, require_column_name
 from equipoise.data.target_rule import TargetKind
 from equipoise.errors import InvalidData, InvalidParameter, require, unknown_name
 
@@ -68,7 +69,7 @@ def from_frame(
     subgroups by them. They are no inputs, unless `columns` names them.
 
     Notices name what looks odd and the cure: texts in a column of numbers, whole numbers that look like identifiers of
-    rows, categories that training did not have, clients without an example to test on.
+    rows, names that look alike, categories that training did not have, clients without an example to test on.
 
     >>> frame = {"who": ["a", "a", "b", "b"], "age": [30, None, 50, 60], "ill": ["no", "yes", "no", "yes"]}
     >>> data = from_frame(frame, client="who", target="ill", test=0.5)
@@ -77,6 +78,7 @@ def from_frame(
     >>> data.schema.target.classes
     ('no', 'yes')
     """
+    require_column_name("client", client)
     table = arrow_table(frame, name, client)
     check_names(table, name, client=client, target=target, split=split)
     owners = _owners(TableColumn(client, table.column(client), name))
@@ -92,6 +94,7 @@ def from_frame(
             table, target=target, client=client, split=split, rows=parts.train.x, columns=columns, kinds=kinds, one_hot=one_hot,
             target_kind=target_kind, classes=classes, source=name,
         )  # fmt: skip
+        tell_of_similar(schema, owners[1], client, name)
     else:
         options = {"columns": columns, "kinds": kinds, "one_hot": None if one_hot == 16 else one_hot}
         schema = given_schema(schema, target, **options, target_kind=target_kind, classes=classes or None)

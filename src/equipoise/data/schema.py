@@ -25,7 +25,7 @@ from equipoise.data.leaking_columns import AnswerCheck
 from equipoise.data.row_predictions import predicted_columns, table_like
 from equipoise.data.table_files import spelling_of
 from equipoise.data.target_rule import TargetKind, TargetRule
-from equipoise.errors import InvalidData, notify, require, require_integer
+from equipoise.errors import InvalidData, InvalidParameter, notify, require, require_integer
 
 FORMAT = "equipoise schema 1"
 
@@ -74,7 +74,8 @@ class Schema:
         check_names(table, source, target=target, client=client, split=split)
         require_integer("one_hot", one_hot, 0)
         require(target_kind in (None, "classes", "number"), "target_kind", 'must be "classes" or "number"', target_kind)
-        good = (isinstance(classes, int) and classes >= 0) or (isinstance(classes, Sequence) and not isinstance(classes, str))
+        good = isinstance(classes, Sequence) and not isinstance(classes, str)
+        good = good or (isinstance(classes, int) and not isinstance(classes, bool) and classes >= 0)
         require(good, "classes", "must be the names of all classes, or their number if they are 0, 1, …", classes)
         taken = {target, client, split}
         if columns is None:
@@ -86,7 +87,11 @@ class Schema:
                 if not isinstance(name, str) or name not in known:
                     check_names(table, source, target=target, client=client, split=split, columns=name)
         asked = checked_kinds(kinds or {}, inputs)
-        training = np.arange(table.num_rows)[... if rows is None else np.asarray(rows)]
+        try:
+            training = np.arange(table.num_rows)[... if rows is None else np.asarray(rows)]
+        except IndexError as failure:
+            raise InvalidParameter("rows", f"must be rows of {source}, as numbers or as a mask", rows, f"{failure}.") from None
+        require(len(training) > 0, "rows", "must be at least one row to fit the schema on", rows)
         rules: list[ColumnRule] = []
         constant: dict[str, str] = {}
         odd: list[InvalidData] = []
@@ -233,6 +238,8 @@ class Schema:
         """Read a schema that `save` wrote."""
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except TypeError:
+            raise InvalidParameter("path", "must name a file", path) from None
         except FileNotFoundError:
             raise InvalidData(f"{path} does not exist.") from None
         except InvalidData as failure:

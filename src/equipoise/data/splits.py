@@ -61,8 +61,9 @@ def draw_clients(clients: ClientSet, *, validation: float, test: float, seed: in
     validated = max(_share(len(clients), validation), int(validation > 0))
     if tested + validated >= len(clients):
         raise InvalidParameter(
-            "clients", "must be enough to train, validate and test on", len(clients), "Use more clients or smaller fractions."
-        )
+            "clients", "must be enough to train, validate and test on", len(clients),
+            'Use more clients, smaller fractions (0 for none), or split_by="examples".',
+        )  # fmt: skip
     drawn = first_uniforms(seed, "split clients", clients.host_keys)
     for_test, held_out = (_smallest(drawn, count, clients) for count in (tested, tested + validated))
     train, validate, test_on = (torch.from_numpy(np.flatnonzero(m)) for m in (~held_out, held_out & ~for_test, for_test))
@@ -111,7 +112,9 @@ def split_examples(
             sizes = torch.tensor([len(rows) for rows in owned.values()])
             sets[split_name] = clients.with_rows(torch.cat(list(owned.values())), sizes, tuple(owned))
         elif fraction > 0:
-            raise InvalidParameter(split_name, "leaves no client with an example to spare", fraction, "Use a larger fraction.")
+            largest = int(clients.sizes.max())
+            fix = "Use a larger fraction." if largest > 1 else "All clients have one example: keep clients apart instead."
+            raise InvalidParameter(split_name, "leaves no client with an example to spare", fraction, fix)
     rest = sets.get("validation"), sets.get("test")
     return FederatedData(sets["train"], *rest, name, classes, ignore_index=ignore_index)
 

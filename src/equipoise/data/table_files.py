@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +29,11 @@ _HEADER_BYTES = 1 << 16  # that are looked at for another delimiter
 _SPELLING = "equipoise spelling"  # the key of the metadata of a table that was a CSV file
 
 
+def require_column_name(parameter: str, name: Any) -> None:
+    """Raise InvalidParameter unless a parameter is the name of a column."""
+    require(isinstance(name, str), parameter, "must be the name of a column", name, 'A name is text, e.g. "hospital" or "0".')
+
+
 def read_csv(
     path: PathLike, *, client: str, delimiter: str, decimal: str, encoding: str, missing: Sequence[str], thousands: str = "",
     date_format: str = "", text: Sequence[str] = (),
@@ -41,6 +46,7 @@ def read_csv(
     import pyarrow as pa
     from pyarrow import csv
 
+    require_column_name("client", client)
     file = _existing(path)
     types = dict.fromkeys((client, *text), pa.string())
     options = _csv_options(delimiter, decimal, encoding, missing, thousands, date_format, column_types=types)
@@ -119,7 +125,9 @@ def _csv_options(
 
     require(isinstance(delimiter, str) and len(delimiter) == 1, "delimiter", "must be one character", delimiter)
     require(decimal in (".", ",") and decimal != delimiter, "decimal", 'must be "." or ",", and not the delimiter', decimal)
-    require(not isinstance(missing, str), "missing", "must be a list of texts", missing)
+    good = isinstance(missing, Sequence | Set) and not isinstance(missing, str) and all(isinstance(m, str) for m in missing)
+    require(good, "missing", "must be a list of texts", missing, 'E.g. missing=["?", "-99"].')
+    require(isinstance(encoding, str), "encoding", "must be the name of an encoding", encoding, 'E.g. "latin-1".')
     checked_spelling(decimal, thousands, date_format)
     if date_format:
         convert["timestamp_parsers"] = [csv.ISO8601, date_format]
@@ -304,6 +312,7 @@ def parquet_files(path: PathLike, client: str) -> TableFiles:
     def refuse(failure: Exception) -> InvalidData:
         return InvalidData(f"{path}: cannot be read as Parquet: {first_line(failure)}.")
 
+    require_column_name("client", client)
     files = files_of(path, "*.parquet")
     size, schema = _parquet_schema(path, files)
     # Without buffers of whole files, which need not fit into memory.
@@ -354,6 +363,7 @@ def csv_files(
     import pyarrow as pa
     from pyarrow import csv
 
+    require_column_name("client", client)
     files = files_of(path, *CSV_NAMES)
     types: dict[str, Any] = {client: pa.string()}
     grouped: dict[str, Any] = {}  # the types of columns of numbers with separators of thousands

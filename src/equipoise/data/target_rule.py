@@ -44,7 +44,7 @@ class TargetRule:
 
         column = column if kind == "classes" else column.as_dates()
         by_type = column.type_kind
-        _refuse_missing(column, column.values.is_null(nan_is_null=True).to_numpy())
+        _refuse_missing(column, column.missing())
         whole = kinds.is_integer(column.values.type)
         numeric = by_type == "date" or (by_type == "number" and not whole)
         chosen = kind or ("number" if numeric and not classes else "classes")
@@ -128,10 +128,9 @@ def _refuse_missing(column: TableColumn, missing: NDArray[Any]) -> None:
     if missing.any():
         count = int(missing.sum())
         more = f" and {count - 1} more. Drop these rows" if count > 1 else ". Drop this row"
-        raise InvalidData(
-            f"{column}, the target, is missing in row {column.row(missing)}{more}: "
-            f"frame.dropna(subset=[{column.name!r}]) in pandas."
-        )
+        blank = column.is_text and not column.values.null_count
+        how = f"frame[frame[{column.name!r}].str.strip() != '']" if blank else f"frame.dropna(subset=[{column.name!r}])"
+        raise InvalidData(f"{column}, the target, is missing in row {column.row(missing)}{more}: {how} in pandas.")
 
 
 def _always(value: str) -> str:
