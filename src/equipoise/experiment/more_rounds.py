@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from equipoise.core.files import write_atomically
 from equipoise.errors import ConfigError
 from equipoise.experiment import toml
-from equipoise.experiment.config import RunConfig, read_toml
+from equipoise.experiment.config import RunConfig
+from equipoise.experiment.config_tables import read_toml
 from equipoise.experiment.folder import ORDER
 from equipoise.experiment.run_files import RunFolder
 from equipoise.types import Observer
