@@ -106,7 +106,7 @@ def _unreadable(name: str, known: list[tuple[int, Any]], failure: Exception) -> 
     if value is not None:
         return f"row {row} holds the complex number {value!r}. Give real and imaginary parts as two columns."
     if isinstance(failure, UnicodeEncodeError):
-        row = next(row for row, each in known if isinstance(each, str) and not _is_text(each))
+        row = next(row for row, each in known if isinstance(each, str) and not _is_unicode(each))
         return f"row {row} holds text that is no Unicode ({first_line(failure)}). Read its file again in the right encoding."
     reason = first_line(failure)
     if (other := next(((row, each) for row, each in known if type(each) is not type(known[0][1])), None)) is not None:
@@ -123,7 +123,7 @@ def _unreadable(name: str, known: list[tuple[int, Any]], failure: Exception) -> 
     )
 
 
-def _is_text(text: str) -> bool:
+def _is_unicode(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
