@@ -66,7 +66,7 @@ def test_a_model_that_cannot_be_vectorised_needs_no_notice(ragged):
     [
         (lambda data: eq.evaluate(data, nn.Linear(4, 3)), InvalidParameter, r"Write evaluate\(model, data, …\)"),
         (lambda data: eq.evaluate(nn.Linear(5, 3), data), InvalidParameter, "must fit the data"),
-        (lambda data: eq.evaluate(nn.Linear(4, 2), data), InvalidParameter, "knows 2"),
+        (lambda data: eq.evaluate(nn.Linear(4, 2), data), InvalidParameter, "with 2 classes"),
         (lambda data: eq.evaluate(lambda seed: nn.Linear(4, 3), data), InvalidParameter, r"must be a torch\.nn\.Module"),
         (lambda data: eq.evaluate(nn.Linear(4, 3), [1, 2]), InvalidParameter, "must be a FederatedData or a ClientSet"),
         (lambda data: eq.evaluate(nn.Linear(4, 3), data, engine="gpu"), InvalidParameter, "engine"),

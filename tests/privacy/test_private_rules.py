@@ -262,7 +262,7 @@ def with_bins(bins):
 
 
 def test_more_bins_than_clients_in_a_round_are_noticed():
-    with pytest.warns(EquipoiseNotice, match=r"32 bins count 10 clients.*bins=8"):
+    with pytest.warns(EquipoiseNotice, match=r"32 bins count the 10 clients of a round.*bins=8"):
         private_run(with_bins(32))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
