@@ -228,7 +228,7 @@ def three_begin_and_are_paused(it: Operation) -> None:
 def a_fourth_joins(it: Operation) -> None:
     it.node(SITES[3])
     it.await_clients(*SITES)
-    assert f"{SITES[3]} join the run before round" in it.server.log("run")
+    assert f"{SITES[3]} joins the run before round" in it.server.log("run")
     it.note("the fourth has joined")
 
 
