@@ -310,9 +310,9 @@ def extend(
     from equipoise.errors import ConfigError
 
     refuse_more_rounds(folder, rounds)
-    planned = RunView(folder).read()["rounds"]
-    if rounds <= planned:
-        raise ConfigError(f"--rounds must be more than the {planned} rounds that the run in {folder} has, but is {rounds}.")
+    made = RunView(folder).read()["round"]
+    if rounds <= made:
+        raise ConfigError(f"--rounds must be more than the {made} rounds that the run in {folder} has made, but is {rounds}.")
     _order(folder, f"The run has {rounds} rounds in all, or more if it was begun with more.", rounds=rounds)
 
 
