@@ -39,14 +39,14 @@ import torch
 
 from equipoise.engines.simulator import engine as simulator_engine
 from equipoise.reproduce.batched_runs import OutOfTime, TimeLimit
-from equipoise.reproduce.chosen_rates import candidates, chosen_rates, with_chosen_rates
+from equipoise.reproduce.chosen_rates import candidate_name, candidates, chosen_rates, with_chosen_rates
 from equipoise.reproduce.experiments import EXPERIMENTS
 from equipoise.reproduce.runner import ExperimentRuns
 
 PFLLIB = ("pfllib-fashion-mnist-dirichlet", "pfllib-fashion-mnist-pathological")
 CHEAP = ("FedPer", "Local", "Ditto", "Δ-FL 0.5 + Ditto", "FedRep", "FedBABU", "SCAFFOLD")
 CHOSEN = ("FedAvg", "FedProx", "Δ-FL 0.5", *CHEAP)  # rows whose rate is chosen on validation examples, too
-SLOW = ("pFedMe", "APFL", "Per-FedAvg")  # a round takes four to nine times as long as one of FedAvg
+SLOW = ("APFL", "pFedMe", "Per-FedAvg")  # a round takes four to nine times as long as one of FedAvg
 LONG = ("Ditto, 1,000 rounds", "FedPer, 1,000 rounds", "FedAvg, 1,000 rounds")
 CONVNET_FIRST = ("FedAvg", "Δ-FL 0.8", "Δ-FL 0.5", "Δ-FL 0.1")
 TEXTS = ("stackoverflow-lstm", "clothing-lstm")
@@ -63,10 +63,12 @@ class Job:
     seeds: tuple[int, ...]
     precision: str = "tf32"
     kind: str = "table"  # or "candidates": every rate, judged on validation examples; or "chosen": with the best of them
+    rate: float | None = None  # of a candidate that is run alone
 
     def __str__(self) -> str:
         names = ", ".join(self.methods[:2]) + (f" and {len(self.methods) - 2} more" if len(self.methods) > 2 else "")
-        return f"{self.table}, {self.kind}: {names}; seeds {', '.join(map(str, self.seeds))}"
+        rate = "" if self.rate is None else f", rate {self.rate:g}"
+        return f"{self.table}, {self.kind}: {names}{rate}; seeds {', '.join(map(str, self.seeds))}"
 
 
 def jobs() -> Iterator[Job]:
@@ -83,6 +85,7 @@ def jobs() -> Iterator[Job]:
     # FedProx has a solver of its own; all other rows of a table are one batch.
     yield from (Job(table, tuple(n for n in names if n != "FedProx"), five, "float32") for table, names in texts.items())
     yield from (Job(table, ("FedProx",), five, "float32") for table in texts)
+    yield Job("shakespeare-gru", ("FedAvg", "Δ-FL 0.5"), (0,))
     yield from (Job(table, (name,), (seed,)) for name in SLOW for seed in three for table in PFLLIB)
     yield from (Job(table, (name,), (), kind="candidates") for table in PFLLIB for name in CHOSEN)
     yield from (Job(table, ("FedAvg", "Δ-FL 0.5"), three) for table in PFLLIB)
@@ -95,9 +98,16 @@ def jobs() -> Iterator[Job]:
     sorted_labels = [Job("bucketing-mnist-attacks", (name,), (0,)) for name in attacks]
     yield from (job for pair in zip_longest(chosen, sorted_labels) for job in pair if job is not None)
     yield from (Job("emnist-convnet", others, (seed,)) for seed in five)
-    yield from (Job(table, (name,), (), kind="candidates") for table in PFLLIB for name in SLOW)
-    yield from (Job(table, (name,), (seed,), kind="chosen") for seed in three for table in PFLLIB for name in SLOW)
+    yield from slow_choices(three)
     yield from (Job("bucketing-mnist-attacks", (name,), (1, 2)) for name in attacks)
+
+
+def slow_choices(seeds: tuple[int, ...]) -> Iterator[Job]:
+    """The rows whose rounds take long, with chosen rates; a rate is a job. APFL comes first: few of its jobs fit in memory."""
+    for name in SLOW:
+        rates = {table: EXPERIMENTS[table].rates for table in PFLLIB}
+        yield from (Job(table, (name,), (), "tf32", "candidates", rate) for table in PFLLIB for rate in rates[table])
+        yield from (Job(table, (name,), (seed,), kind="chosen") for seed in seeds for table in PFLLIB)
 
 
 def may_begin(job: Job, under_way: list[Job]) -> bool:
@@ -139,9 +149,13 @@ def runs_of(job: Job, given: argparse.Namespace) -> ExperimentRuns:
         replace(entry, methods=methods, data=data), given.scale, scale, given.data, given.work / f"{job.table}-{given.scale}",
         given.device, lambda line: None, job.precision if on_gpu else "float32",
     )  # fmt: skip
-    return {"table": lambda: runs, "candidates": lambda: candidates(runs), "chosen": lambda: with_chosen_rates(runs)}[
-        job.kind
-    ]()
+    if job.kind == "table":
+        return runs
+    if job.kind == "chosen":
+        return with_chosen_rates(runs)
+    tried = candidates(runs)
+    names = {candidate_name(name, rate) for name in job.methods for rate in entry.rates if job.rate in (None, rate)}
+    return replace(tried, entry=replace(tried.entry, methods=tuple(m for m in tried.entry.methods if m.name in names)))
 
 
 def can_be_made(job: Job, given: argparse.Namespace) -> bool:
