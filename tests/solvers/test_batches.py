@@ -1,5 +1,7 @@
 """What a client sees: every example once per epoch, and the batched cursor equal to the plain iterator."""
 
+from types import SimpleNamespace
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -7,7 +9,7 @@ from hypothesis import given
 from scipy import stats
 
 from equipoise.core import rng
-from equipoise.solvers.batches import BatchCursor, client_batches, epoch_order
+from equipoise.solvers.batches import TABLE, BatchCursor, client_batches, epoch_order, largest_table
 
 KEY = rng.stream_key(0, "batches")
 
@@ -65,3 +67,11 @@ def test_epochs_and_clients_have_orders_of_their_own():
     a, b = rng.client_keys(KEY, torch.tensor([1, 2]))
     assert epoch_order(a, 0, 50).tolist() != epoch_order(a, 1, 50).tolist()
     assert epoch_order(a, 0, 50).tolist() != epoch_order(b, 0, 50).tolist()
+
+
+@pytest.mark.parametrize(("memory", "most"), [(2**30, TABLE), (8 * 2**30, 2**24), (139 * 2**30, 2**27)])
+def test_a_gpu_makes_larger_tables_at_once_as_its_memory_allows(memory, most, monkeypatch):
+    """512 bytes of memory per number: 8 GiB / 512 = 2^24; the least is a CPU's, the most 2^27."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=memory))
+    assert largest_table(torch.device("cuda:0")) == most
+    assert largest_table(torch.device("cpu")) == TABLE

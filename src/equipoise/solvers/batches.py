@@ -42,7 +42,16 @@ def client_batches(key: Tensor, size: int, batch_size: int | None, steps: int, r
         yield order[position * batch_size : (position + 1) * batch_size]
 
 
-TABLE = 2**22  # numbers: beyond this, batches are made step by step
+TABLE = 2**22  # numbers: beyond this, batches are made step by step on a CPU
+_GPU_TABLE = 2**27  # the same on a GPU, where a step that is made alone cannot be part of a graph
+_BYTES_PER_NUMBER = 512  # of a GPU's memory, so that a table and what it is made from take an eighth of it
+
+
+def largest_table(device: torch.device) -> int:
+    """How many example numbers the batches of all steps may have to be made at once on a device."""
+    if device.type != "cuda":
+        return TABLE
+    return max(TABLE, min(_GPU_TABLE, torch.cuda.get_device_properties(device).total_memory // _BYTES_PER_NUMBER))
 
 
 class _StepTable(NamedTuple):
@@ -73,7 +82,7 @@ class BatchCursor:
         epochs_begun = -(-taken // (per_epoch * repeats))  # epochs
         self.drawn = max(1, int(epochs_begun.max(initial=1, where=~whole)))  # that need an order
         self.shuffled, self.per_epoch = torch.from_numpy(~whole), torch.from_numpy(per_epoch)
-        self.at_once = len(keys) * max(self.drawn * largest, int(taken.max()) * self.width) <= TABLE
+        self.at_once = len(keys) * max(self.drawn * largest, int(taken.max()) * self.width) <= largest_table(keys.device)
         if not self.at_once:  # clients whose batch is all their data keep this natural order for ever
             self.orders = torch.arange(largest, device=keys.device).expand(len(keys), largest).clone()
 
