@@ -76,8 +76,9 @@ class Comparison:
         Methods share data, cohorts, batches and initial weights in a seed, so that the differences vary less than the figures.
         Each row has the mean and standard deviation of the differences, and their 95 % interval: Student's t over seeds, which
         takes them to be roughly normal, from 3 seeds on. It also says in how many seeds the method is lower, and has a verdict:
-        "lower" or "higher" if the interval does not contain 0 (significant at 5 %), else "undecided". `figure` and `column` are
-        those of `to_markdown`.
+        "lower" or "higher" if the interval does not contain 0 (significant at 5 %), else "undecided". It is undecided, too, if
+        all seeds give the same difference. `split` is as in `summary`: choose a method with `split="validation"`, and test it
+        with `split="test"`. `figure` and `column` are those of `to_markdown`.
         """
         judged = self._judged_by(split)
         first = next(iter(self.results))

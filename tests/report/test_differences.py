@@ -78,11 +78,30 @@ def test_too_few_seeds_are_undecided_and_equal_runs_are_equal(trained):
     assert paired("a", {0: 1.0, 5: 2.0}, {0: 1.0 + 1e-15, 1: 3.0}).values == (0.0,)  # rounding, and one seed in common
 
 
+def test_the_same_difference_in_all_seeds_is_undecided(trained, tmp_path):
+    shifted = [[*values[:4], 0.4, values[5] - 0.04] for values in FEDAVG]  # −0.04 in each seed, up to rounding
+    made = made_of(trained, {"FedAvg": FEDAVG, "shifted": shifted})
+    found = made.differences()["shifted"]
+    assert (found.lower, found.constant, found.verdict) == (3, True, "undecided")
+    assert (found.interval.low, found.interval.high) == (-math.inf, math.inf)
+    assert "undecided (no spread between seeds)" in made.summary()
+    assert "undecided (no spread between seeds)" in made.to_latex(figures="percentile_90", baseline="FedAvg")
+    page = Page(made.report(tmp_path / "r.html"))
+    assert page.rows["table-differences"][1][-1] == "undecided (no spread between seeds)"
+    assert "the difference is the same in all 3 seeds, which then do not tell it from chance" in page.headline
+    assert not PairedDifference("a", (0.0, 0.0, 0.0)).constant  # these are equal
+    assert PairedDifference("a", (-0.04, -0.04)).verdict_words == "undecided"  # too few seeds is reason enough
+
+
 def test_the_summary_has_them_from_two_seeds_on(trained):
     made = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL})
     text = made.summary()
     assert "Paired differences of the 90th percentile from FedAvg" in text
     assert "(the same split for all seeds)" in text
+    covers = (
+        "The interval covers the randomness of training, and not the choice of clients and examples, which all seeds share."
+    )
+    assert covers in text.splitlines()
     assert "Paired" not in made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL}, seeds=1).summary()
     assert "Paired" not in made_of(trained, {"FedAvg": FEDAVG}).summary()
     again = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL}, version=str)
@@ -93,18 +112,25 @@ def test_the_summary_has_them_from_two_seeds_on(trained):
 def test_tables_for_papers_have_them_below_and_latex_the_best_in_bold(trained):
     made = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL})
     text = made.to_markdown(figures=["percentile_90"], percent=True, baseline="FedAvg")
-    assert "| tail | −5.0 ± 1.0 (−7.5 to −2.5), 3/3 |" in text
+    assert "| tail | −5.0 ± 1.0 (−7.5 to −2.5), 3/3 | lower |" in text
+    assert "| method | 90th percentile | verdict |" in text
     latex = made.to_latex(figures=["mean", "percentile_90"], percent=True, baseline="FedAvg")
     assert r"tail & \textbf{32.5 $\pm$ 1.5} & \textbf{55.0 $\pm$ 9.0} \\" in latex
     assert r"FedAvg & 35.0 $\pm$ 1.7 & 60.0 $\pm$ 10.0 \\" in latex
     assert latex.count(r"\begin{tabular}") == 2
+    assert r"method & mean & verdict & 90th percentile & verdict \\" in latex
+    assert latex.splitlines()[-3].endswith(r"3/3 & lower \\")
     assert "Paired" not in made.to_markdown()
 
 
 def test_what_does_not_exist_is_refused(trained):
     made = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL})
-    with pytest.raises(InvalidParameter, match="baseline must be one of FedAvg, tail"):
+    with pytest.raises(InvalidParameter, match=r"baseline must be one of FedAvg, tail.*Did you mean 'FedAvg'\?"):
         made.differences("fedavg")
+    with pytest.raises(InvalidParameter, match=r"method must be one of tail.*Did you mean 'tail'\?"):
+        made.differences()["Tail"]
+    with pytest.raises(InvalidParameter, match=r"Did you mean 'percentile_95'\?"):
+        made.differences(figure="percentil_95")
     with pytest.raises(InvalidParameter, match="baseline must be one of"):
         made.to_markdown(baseline="x")
     with pytest.raises(InvalidParameter, match="figure must be one of"):

@@ -208,10 +208,11 @@ def _unclear(table: Mapping[str, MethodFigures], scale: ValueFormat, best: str, 
     baseline = next(iter(table))
     spread, lower = Spread.of(found), sum(each < 0 for each in found)
     before, after = (scale.value(table[name]["percentile_90"].mean) for name in (baseline, best))
-    return (
-        f"{before} under {baseline}, {after} under {best}; the difference varies by ± {scale.number(spread.deviation)} over "
-        f"{len(found)} seeds (lower in {lower} of them)"
-    )
+    both = f"{before} under {baseline}, {after} under {best}"
+    if PairedDifference(best, tuple(found)).constant:
+        return f"{both}; the difference is the same in all {len(found)} seeds, which then do not tell it from chance"
+    varies = f"the difference varies by ± {scale.number(spread.deviation)} over {len(found)} seeds (lower in {lower} of them)"
+    return f"{both}; {varies}"
 
 
 def _change(table: Mapping[str, MethodFigures], scale: ValueFormat, best: str) -> str:
