@@ -8,6 +8,7 @@ import torch
 from report_cases import Page
 
 import equipoise as eq
+from equipoise.cli.listing import difference_lines, subgroups_below, validation_table
 from equipoise.compare import Comparison
 from equipoise.errors import InvalidParameter
 from equipoise.report.data.paired import PairedDifference, paired, signed_text, student_quantile
@@ -159,6 +160,50 @@ def test_the_page_chooses_on_validation_data_and_shows_all_differences(trained, 
     plain = Page(made_of(trained, errors).report(tmp_path / "plain.html"))
     assert "best of 2 methods on these same clients, and the figure therefore optimistic" in plain.headline
     assert "table-validation" not in plain.rows
+
+
+def test_verdicts_that_contradict_each_other_are_said_so(trained, tmp_path):
+    def validated(made, changes):
+        """The comparison with validation clients whose 90th percentile under "tail" differs by `changes`, by seed."""
+        results = {}
+        for name, runs in made.results.items():
+            results[name] = []
+            for run, change in zip(runs, changes, strict=True):
+                rows = run.clients.where("test")
+                top = torch.full((6,), 0.4 + (change if name == "tail" else 0.0), dtype=torch.float64)
+                results[name].append(replace(run, clients=joined(replace(rows, split=("validation",) * 6, error=top), rows)))
+        return Comparison(results)
+
+    made = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL})
+    said = (
+        "Validation and test clients contradict each other on tail: its 90th percentile is higher than that of FedAvg on "
+        "validation clients, and lower on test clients."
+    )
+    against = validated(made, (0.05, 0.06, 0.07))
+    assert against.differences(split="validation")["tail"].verdict == "higher"
+    assert said in against.summary()
+    assert said in Page(against.report(tmp_path / "r.html")).by_id["note"]
+    assert said in "\n".join(difference_lines(against.all_results))
+    for agreeing in ((-0.05, -0.06, -0.07), (0.05, -0.06, 0.07)):  # lower, too, or undecided
+        assert "contradict" not in validated(made, agreeing).summary()
+    assert "contradict" not in against.summary("validation")
+    assert "contradict" not in made.summary()
+
+
+def test_the_command_line_shows_validation_clients_and_subgroups(trained):
+    errors = {"FedAvg": FEDAVG, "tail": TAIL}
+    made = made_of(trained, errors, validation={"FedAvg": 0.4, "tail": 0.35})
+    (table,) = validation_table(made.all_results)
+    assert "over 6 unseen validation clients" in table.title
+    assert [str(cell) for cell in table.columns[3].cells] == ["40.0 ± 0.0", "35.0 ± 0.0"]
+    assert validation_table(made_of(trained, errors).all_results) == []
+    assert subgroups_below(made.all_results) == []
+    regions = {"region": ("north", "south") * 6}
+    named = [replace(run, clients=replace(run.clients, attributes=regions)) for run in made.all_results]
+    lines = subgroups_below(named)
+    assert lines[1] == "By region: mean, 90th percentile and gap to all other clients in %, with 95 % intervals"
+    # Under FedAvg the clients of the south have 0.2, 0.4 and 0.5, 0.6 or 0.7.
+    assert lines[2].startswith("FedAvg  south (3)  40.0 [")
 
 
 def test_no_sign_before_zero():

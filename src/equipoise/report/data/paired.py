@@ -7,7 +7,7 @@ that the spread of the differences, and not that of each method, says how far a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -139,6 +139,25 @@ def paired(method: str, values: Mapping[int, float], baseline: Mapping[int, floa
     """The differences of a method's figures, by seed, from those of a baseline, in the seeds that both have."""
     pairs = [(values[seed], baseline[seed]) for seed in baseline if seed in values]
     return PairedDifference(method, tuple(0.0 if _alike(after, before) else after - before for after, before in pairs))
+
+
+def contradiction_words(
+    baseline: str, validation: Iterable[PairedDifference], test: Iterable[PairedDifference], figure: str = "90th percentile"
+) -> str:
+    """Sentences on methods that are lower than the baseline on validation clients and higher on test clients, or vice versa.
+
+    >>> lower, higher = (PairedDifference("q", values) for values in ((-2.0, -2.1, -1.9), (1.0, 1.1, 0.9)))
+    >>> contradiction_words("FedAvg", [lower], [higher])[:55]
+    'Validation and test clients contradict each other on q:'
+    """
+    pairs = [(before, after) for before, after in zip(validation, test, strict=True)
+             if {before.verdict, after.verdict} == {"lower", "higher"}]  # fmt: skip
+    return " ".join(
+        f"Validation and test clients contradict each other on {after.method}: its {figure} is {before.verdict} than that of "
+        f"{baseline} on validation clients, and {after.verdict} on test clients. The seeds agree on both, so that the clients "
+        "are the reason: claim neither."
+        for before, after in pairs
+    )
 
 
 def _alike(after: float, before: float) -> bool:

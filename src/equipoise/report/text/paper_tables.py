@@ -21,8 +21,18 @@ from equipoise.report.data.over_seeds import (
     trivial_name,
     trivial_summary,
 )
-from equipoise.report.data.paired import LEAST_SEEDS, RULE, Differences, difference_text, interval_text, paired
-from equipoise.report.text.phrases import capital, listed, remarks
+from equipoise.report.data.paired import (
+    LEAST_SEEDS,
+    RULE,
+    Differences,
+    contradiction_words,
+    difference_text,
+    interval_text,
+    paired,
+)
+from equipoise.report.text.phrases import capital, listed, plural, remarks
+from equipoise.run_summary import missing_words
+from equipoise.small_clients import small_clients_words
 
 if TYPE_CHECKING:
     from equipoise.run_record import RunRecord
@@ -196,6 +206,25 @@ def differences_of(
     )  # fmt: skip
 
 
+def judged_on_validation(methods: Mapping[str, Sequence[RunRecord]]) -> dict[str, list[RunRecord]] | None:
+    """The same runs judged on validation data; None unless they are judged on test clients, and all have both."""
+    runs = [run for each in methods.values() for run in each]
+    if any(run.judged_on != "test" or "validation" not in run.clients.split for run in runs):
+        return None
+    found = {name: [run.judged_by("validation") for run in each] for name, each in methods.items()}
+    known = (run.clients.where("validation").clients_in_mean is None for each in found.values() for run in each)
+    return found if all(known) else None
+
+
+def contradictions_of(methods: Mapping[str, Sequence[RunRecord]], baseline: str) -> str:
+    """Sentences on methods whose verdicts on the 90th percentile contradict each other on validation and on test clients."""
+    validation = judged_on_validation(methods)
+    if validation is None or len(methods) < 2:
+        return ""
+    on_test, on_validation = (differences_of(each, baseline, "percentile_90") for each in (methods, validation))
+    return contradiction_words(baseline, on_validation, on_test)
+
+
 def _best_cells(rows: Sequence[Sequence[str]], figures: Sequence[str], *, higher: bool) -> Cells:
     """The cells with the best of each column, as written; none where all are equal, or where no direction is better."""
     found = set()
@@ -243,9 +272,10 @@ def _remark(methods: Mapping[str, Sequence[RunRecord]], column: str, factor: flo
     own = [name for name, row in full.items() if "shared_mean" in row]
     sentences = [f"Under {listed(own)}, clients are served their own models."] if own else []
     sentences.append(remarks(methods, table, lambda value: f"{factor * value:.{digits}f}"))
+    sentences.append(small_clients_words([run for runs in methods.values() for run in runs], hint=""))
     found = [run.summary().metrics.get(column) for runs in methods.values() for run in runs]
     if missing := max(each.missing if each is not None else 0 for each in found):
-        sentences.append(f"Up to {missing} clients have no {column} and are left out.")
+        sentences.append(f"Up to {missing} {plural('client', missing)} {missing_words(missing, column)}")
     return " ".join(filter(None, sentences))
 
 
