@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from equipoise.algorithm import Algorithm
+from equipoise.core.words import counted
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import EquipoiseError, require
 from equipoise.privacy.observer_table import composed_words
@@ -41,8 +42,8 @@ __all__ = ["FIGURES", "Comparison", "Differences", "Spread", "compare", "figures
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Results by method, one per seed. `summary()` is the table, `report(path)` writes the page, and `to_markdown()` and
-    `to_latex()` give the table for a paper.
+    """Results by method, one per seed. `summary()` is the table, `report(path)` writes the page, `save(folder)` all runs, and
+    `to_markdown()` and `to_latex()` give the table for a paper.
 
     `compare` and `train_many` give it. Source: ours.
 
@@ -212,11 +213,21 @@ class Comparison:
         return ["", *self.differences().short(), *([said] if said else [])]
 
     def __repr__(self) -> str:
-        return f"Comparison({len(self.results)} methods)\n{self.summary()}"
+        return f"Comparison({counted(len(self.results), 'method')})\n{self.summary()}"
 
     def report(self, path: str | Path, *, title: str | None = None, at_least: int = 0) -> Path:
         """Write one HTML page that opens offline, under a `title`; `at_least` is that of `summary`."""
         return write_report(self._judged_by(None, at_least).all_results, path, title=title)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the folder of a study: a folder for each run, as `Result.save` writes it, and report.html.
+
+        `equipoise report` reads it like that of `equipoise compare`. The folder must be new or empty, and appears whole or not
+        at all.
+        """
+        from equipoise.experiment.saved_run import save_comparison
+
+        return save_comparison(self, folder)
 
 
 def compare(

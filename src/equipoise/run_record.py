@@ -12,6 +12,7 @@ import torch
 from equipoise.algorithm import Algorithm
 from equipoise.client_table import ClientTable, weights_in_means
 from equipoise.core.error_names import error_words
+from equipoise.core.words import counted
 from equipoise.metrics import summarise
 from equipoise.observers import History
 from equipoise.report import write_report
@@ -60,7 +61,7 @@ class RunRecord:
     left_out: Mapping[str, int] = field(default_factory=dict)  # how many of them there are, by split
 
     def __repr__(self) -> str:
-        about = f"{self.name!r}, seed {self.seed}, {self.rounds} rounds on {self.data!r}"
+        about = f"{self.name!r}, seed {self.seed}, {counted(self.rounds, 'round')} on {self.data!r}"
         return f"{type(self).__name__}({about})\n{self.summary()}"
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from equipoise.core.error_names import ZERO_ONE, error_definition, error_words
+from equipoise.core.words import counted
 from equipoise.metrics import Interval, Summary
 
 
@@ -41,7 +42,7 @@ class RunSummary:
         kind = f"{'unseen ' if self.unseen else ''}{'benign ' if self.malicious else ''}{self.split}"
         large = f" with {self.at_least} examples or more" if self.at_least else ""
         if self.sampled is None:
-            return f"{self.error.clients} {kind} {'client' if self.error.clients == 1 else 'clients'}{large}"
+            return f"{counted(self.error.clients, f'{kind} client')}{large}"
         evaluated, every = self.sampled
         if self.error.clients == evaluated:
             return f"{evaluated:,} of {every:,} {kind} clients, drawn at random"

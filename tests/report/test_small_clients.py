@@ -145,3 +145,19 @@ def test_a_page_leaves_them_out_and_says_so(comparison, run, tmp_path):
         "Half of the 5 unseen test clients with 30 examples or more see an error of 20.0 % or less; "
         "the one that fares worst sees 30.0 %."
     )
+
+
+def test_one_thing_is_written_as_one(run):
+    one = replace(run, clients=rows("test", [50], [0.5]), rounds=1)
+    assert one.summary().who == "1 unseen test client"
+    assert "1 round on" in repr(one)
+    assert repr(Comparison({"FedAvg": [one]})).startswith("Comparison(1 method)\n0-1 error over 1 unseen test client, 1 seed")
+    numbers = ClientTable(
+        ("a", "b"), ("test",) * 2, torch.zeros(2, dtype=torch.bool), torch.tensor([40, 40]), torch.ones(2), torch.zeros(2),
+        metrics={"auc": torch.tensor([0.5, float("nan")])}, higher_is_better={"auc": True},
+    )  # fmt: skip
+    lacking = replace(run, clients=numbers)
+    assert "1 of 2 clients has no auc and is left out of its figures." in str(lacking.summary())
+    assert "Up to 1 client has no auc and is left out of its figures." in Comparison({"FedAvg": [lacking]}).summary()
+    data = eq.data.from_arrays(torch.zeros(3, 2), torch.tensor([0, 1, 1]), ["a", "a", "b"], test=0.5)
+    assert "1 client / 1 example" in repr(data)

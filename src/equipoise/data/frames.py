@@ -78,7 +78,7 @@ def from_frame(
     >>> frame = {"who": ["a", "a", "b", "b"], "age": [30, None, 50, 60], "ill": ["no", "yes", "no", "yes"]}
     >>> data = from_frame(frame, client="who", target="ill", test=0.5)
     >>> data
-    FederatedData('table', train: 1 clients / 2 examples, test: 1 clients / 2 examples)
+    FederatedData('table', train: 1 client / 2 examples, test: 1 client / 2 examples)
     >>> data.schema.target.classes
     ('no', 'yes')
     """

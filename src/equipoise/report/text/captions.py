@@ -183,8 +183,8 @@ def trivial_note(study: Study) -> str:
     several = len(study.methods) > 1
     words = [f"{f'{name}: ' * several}{round(count, 1):,g}" for name, count in counts if count is not None]
     over = " (mean over seeds)" if study.seeds > 1 else ""
-    who = f"{study.judged.benign_word}clients"
-    return f"{text}Of the {count_words(study.judged.count)} {who}, worse off than with this answer{over}: {'; '.join(words)}."
+    who = f"{count_words(study.judged.count)} {study.judged.benign_word}{plural('client', study.judged.count[1])}"
+    return f"{text}Of the {who}, worse off than with this answer{over}: {'; '.join(words)}."
 
 
 def nonfinite_note(study: Study) -> str:
