@@ -96,7 +96,7 @@ class RunRecord:
             len(rows) - len(benign), sample, {} if sample is None else rows.intervals(split),
             {name: figures[name] for name in rows.metrics}, tuple(rows.personal_metrics), self.error_name, self.target,
             trivial, rows.trivial_answer, tuple(subgroup_lines({self.name: [judged]})), self.at_least,
-            small_clients_words([judged]),
+            small_clients_words([judged], judged_rows=[rows]),
         )  # fmt: skip
 
     def judged_by(self, split: str | None = None, at_least: int = 0) -> Self:

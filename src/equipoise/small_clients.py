@@ -12,6 +12,7 @@ from equipoise.errors import InvalidParameter, require_integer
 from equipoise.metrics import counts_wrong
 
 if TYPE_CHECKING:
+    from equipoise.client_table import ClientTable
     from equipoise.run_record import RunRecord
 
 FEW_EXAMPLES = 30  # on fewer, chance moves a client's error by 10 points and more
@@ -44,12 +45,13 @@ def without_small_clients(run: Record, at_least: int) -> Record:
     return replace(run, clients=table.take(kept.nonzero().flatten()), at_least=at_least, left_out=smaller)
 
 
-def small_clients_words(runs: Sequence[RunRecord], hint: str = HINT) -> str:
+def small_clients_words(runs: Sequence[RunRecord], hint: str = HINT, judged_rows: Sequence[ClientTable] | None = None) -> str:
     """A sentence on judged clients with few examples: how many, or that they are left out; empty if all have enough.
 
-    `hint` says how to leave them out. Seeds may have other clients: of these the largest count is given.
+    `hint` says how to leave them out. Seeds may have other clients: of these the largest count is given. `judged_rows` are
+    the rows that the runs are judged on, if they are known already.
     """
-    every = [run.clients.where(run.judged_on) for run in runs]
+    every = [run.clients.where(run.judged_on) for run in runs] if judged_rows is None else judged_rows
     tables = [rows.benign for rows in every]
     if any(rows.clients_in_mean is not None for rows in tables):
         return ""
@@ -65,16 +67,17 @@ def small_clients_words(runs: Sequence[RunRecord], hint: str = HINT) -> str:
     kind = f"{'benign ' * (sum(map(len, tables)) < sum(map(len, every)))}{kind}"
     kind = f"{'evaluated ' * any(run.sample_of(run.judged_on) is not None for run in runs)}{kind}"
     upto = "Up to " if len(set(counts)) > 1 else ""
+    all_have = f"All {total:,} {kind} clients have" if total > 1 else f"The only {kind} client has"
     if not small:
-        return f"All {total:,} {kind} clients have {few} examples or more." if least else ""
+        return f"{all_have} {few} examples or more." if least else ""
     who = f"{upto}{small:,} of {total:,} {kind} clients {'have' if small > 1 else 'has'}"
     if least:
         return f"{who} fewer than {few} examples and {'are' if small > 1 else 'is'} left out."
-    if small == total:
-        who = f"All {total:,} {kind} clients have" if total > 1 else f"The only {kind} client has"
-        hint = ""
+    if small == total and not upto:
+        who, hint = all_have, ""
     whose = "its" if small == 1 else "their"
     shares = all(counts_wrong(rows.served_error, rows.size) for rows in tables)
     moves = f" (one example moves it by {100 // (few - 1)} points or more)" if shares else ""
     text = f"{who} fewer than {few} examples: much of {whose} error may be chance{moves}"
-    return f"{text}; {hint.replace('them', 'it') if small == 1 else hint}." if hint else f"{text}."
+    how = hint.replace("leaves them out", "leaves it out") if small == 1 else hint
+    return f"{text}; {how}." if how else f"{text}."

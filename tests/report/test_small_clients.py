@@ -66,6 +66,9 @@ def test_a_summary_without_a_threshold_warns_of_them(run):
     one = replace(run, clients=rows("test", [2, 50], [0.5, 0.0]))
     assert small_clients_words([one]).startswith("1 of 2 test clients has fewer than 30 examples: much of its error may be")
     assert small_clients_words([one]).endswith("at_least=30 leaves it out.")
+    assert small_clients_words([one], "report runs/themes leaves them out").endswith("; report runs/themes leaves it out.")
+    alone = replace(run, clients=rows("test", [50], [0.0]))
+    assert alone.summary(at_least=40).small_clients == "The only test client has 40 examples or more."
     numbers = replace(run, clients=rows("test", [2, 50], [7.25, 8.5]))
     assert "points" not in small_clients_words([numbers])
     assert small_clients_words([one, replace(run, clients=rows("test", [50, 50], [0.5, 0.0]))]).startswith("Up to 1 of 2")
