@@ -299,6 +299,13 @@ def test_a_study_from_file_to_report(tmp_path):
     assert (tmp_path / "page.html").exists()
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".svg", ".png"}
     assert r"$\Delta$-FL 0.5 & " in (tmp_path / "table.tex").read_text()
+    large = call("report", "runs/study", "--out", "large.html", "--table", "large.md", "--at-least", "10")
+    assert large.exit_code == 0, large.output
+    assert re.search(r"over \d+ unseen test clients with 10 examples or more", (tmp_path / "large.md").read_text())
+    none = call("report", "runs/study", "--out", "none.html", "--at-least", "100000")
+    assert none.exit_code == 2
+    assert "at_least must leave a client" in none.stderr
+    assert "unseen validation clients, mean ±" in " ".join(result.stdout.split())
     nothing = call("report", str(tmp_path / "figures"))
     assert nothing.exit_code == 2
     assert "holds no finished run" in nothing.stderr

@@ -511,7 +511,7 @@ def test_the_page_says_so(data, tmp_path):
     methods = {"mean": eq.Algorithm(), "tail": eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5))}
     comparison = eq.compare(methods, softmax(), data, rounds=2, clients_per_round=5, engine="loop", evaluate_clients=20)
     page = comparison.report(tmp_path / "page.html").read_text().replace("\u00a0", " ")
-    assert '<p id="note" class="note">Figures are of 20 of 25 clients, drawn at random.</p>' in page
+    assert '<p id="note" class="note">Figures are of 20 of 25 clients, drawn at random. All 20 evaluated test clients' in page
     assert (
         "These are 20 of 25 clients, drawn at random, the same for every method. Below each figure: the 95 % interval" in page
     )

@@ -353,13 +353,14 @@ class WorstClients(list[dict[str, object]]):
     def __str__(self) -> str:
         if not self:
             return f"No client has {self.at_least} examples or more."
-        heads = ["client", "split", "examples", "error", *(["95 % interval"] if "error_low" in self[0] else [])]
+        heads = ["client", "split", "size", "error", *(["95 % interval"] if "error_low" in self[0] else [])]
         lines = [heads]
         for row in self:
             cells = [str(row["client"]), str(row["split"]), str(row["size"]), f"{row.get('served_error', row['error']):z.3f}"]
             lines.append(cells + ([f"{row['error_low']:.3f} to {row['error_high']:.3f}"] if "error_low" in row else []))
         widths = [max(len(line[j]) for line in lines) for j in range(len(heads))]
         table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+        table.append("size: the client's examples in this split.")
         if "error_low" in self[0]:
             table.append("The interval (Clopper and Pearson) covers the choice of the client's examples, and not the seed.")
         return "\n".join(table)

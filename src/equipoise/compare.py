@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from equipoise.algorithm import Algorithm
+from equipoise.core.words import counted
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import EquipoiseError, require
 from equipoise.privacy.observer_table import composed_words
@@ -24,13 +25,15 @@ from equipoise.report.data.over_seeds import (
     trivial_name,
 )
 from equipoise.report.data.paired import Differences
-from equipoise.report.text.paper_tables import differences_of, latex_table, markdown_table, paper_table
-from equipoise.report.text.phrases import INTERVAL, SHARED, capital, remarks
+from equipoise.report.text.paper_tables import contradictions_of, differences_of, latex_table, markdown_table, paper_table
+from equipoise.report.text.phrases import INTERVAL, SHARED, capital, plural, remarks
 from equipoise.result import Result
+from equipoise.run_summary import missing_words
 from equipoise.runs.checked_first import refuse_unfit_methods
 from equipoise.runs.checkpoint import Checkpoints, checkpoint_of
 from equipoise.runs.health import each_notice_once
 from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build
+from equipoise.small_clients import small_clients_words
 from equipoise.subgroups import subgroup_lines
 from equipoise.train import train
 
@@ -39,8 +42,8 @@ __all__ = ["FIGURES", "Comparison", "Differences", "Spread", "compare", "figures
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Results by method, one per seed. `summary()` is the table, `report(path)` writes the page, and `to_markdown()` and
-    `to_latex()` give the table for a paper.
+    """Results by method, one per seed. `summary()` is the table, `report(path)` writes the page, `save(folder)` all runs, and
+    `to_markdown()` and `to_latex()` give the table for a paper.
 
     `compare` and `train_many` give it. Source: ours.
 
@@ -57,29 +60,31 @@ class Comparison:
     results: dict[str, list[Result]]  # by the name of the method, in the order of the seeds
     note: str = ""  # a clause on the clients that tables add, e.g. by which of their examples they are judged
 
-    def table(self, split: str | None = None) -> dict[str, dict[str, Spread]]:
+    def table(self, split: str | None = None, *, at_least: int = 0) -> dict[str, dict[str, Spread]]:
         """Per method the figures of the error, in fractions, over seeds, with trained clients per round and seconds.
 
-        `split` is "test", "validation" or "train" (None: the first of these that the data have).
+        `split` and `at_least` are as in `summary`.
         """
-        return {method: figures_of(runs) for method, runs in self._judged_by(split).results.items()}
+        return {method: figures_of(runs) for method, runs in self._judged_by(split, at_least).results.items()}
 
-    def _judged_by(self, split: str | None) -> Comparison:
-        judged = {method: [run.judged_by(split) for run in runs] for method, runs in self.results.items()}
+    def _judged_by(self, split: str | None, at_least: int) -> Comparison:
+        judged = {method: [run.judged_by(split, at_least) for run in runs] for method, runs in self.results.items()}
         return replace(self, results=judged)
 
     def differences(
-        self, baseline: str | None = None, *, figure: str = "percentile_90", split: str | None = None, column: str = "error"
-    ) -> Differences:
+        self, baseline: str | None = None, *, figure: str = "percentile_90", split: str | None = None, column: str = "error",
+        at_least: int = 0,
+    ) -> Differences:  # fmt: skip
         """Paired differences: a figure under each method minus that under `baseline` (None: the first), seed by seed.
 
         Methods share data, cohorts, batches and initial weights in a seed, so that the differences vary less than the figures.
         Each row has the mean and standard deviation of the differences, and their 95 % interval: Student's t over seeds, which
         takes them to be roughly normal, from 3 seeds on. It also says in how many seeds the method is lower, and has a verdict:
-        "lower" or "higher" if the interval does not contain 0 (significant at 5 %), else "undecided". `figure` and `column` are
-        those of `to_markdown`.
+        "lower" or "higher" if the interval does not contain 0 (significant at 5 %), else "undecided". It is undecided, too, if
+        all seeds give the same difference. `split` and `at_least` are as in `summary`: choose a method with
+        `split="validation"`, and test it with `split="test"`. `figure` and `column` are those of `to_markdown`.
         """
-        judged = self._judged_by(split)
+        judged = self._judged_by(split, at_least)
         first = next(iter(self.results))
         return differences_of(judged.results, first if baseline is None else baseline, figure, column)
 
@@ -108,41 +113,44 @@ class Comparison:
     def to_markdown(
         self, split: str | None = None, *, column: str = "error", figures: Iterable[str] = tuple(FIGURES),
         percent: bool = False, digits: int | None = None, trivial: bool = True, baseline: str | None = None,
+        at_least: int = 0,
     ) -> str:  # fmt: skip
         """The table as Markdown: figures over the clients of a split, mean ± standard deviation over seeds.
 
-        `split` is as in `summary`. `column` is "error" or "loss" of the model that clients are served, or a metric. `figures`
-        are any of mean, percentile_90 (also 10, 20, 25, 50, 60, 75, 80, 95), worst_10, worst_5, best_10, best_5,
-        standard_deviation, variance, mean_by_example, gini, angle and the others of `metrics.Summary`. `percent` multiplies
-        by 100; it is refused for a loss and for the error of a number. `digits` after the point are 3, or 1 for percent.
-        `trivial` adds a row for the trivial answer. `baseline` names a method: a second table then has the paired differences
-        of all others from it (see `differences`).
+        `split` and `at_least` are as in `summary`. `column` is "error" or "loss" of the model that clients are served, or a
+        metric. `figures` are any of mean, percentile_90 (also 10, 20, 25, 50, 60, 75, 80, 95), worst_10, worst_5, best_10,
+        best_5, standard_deviation, variance, mean_by_example, gini, angle and the others of `metrics.Summary`. `percent`
+        multiplies by 100; it is refused for a loss and for the error of a number. `digits` after the point are 3, or 1 for
+        percent. `trivial` adds a row for the trivial answer. `baseline` names a method: a second table then has the paired
+        differences of all others from it (see `differences`).
         """
         return paper_table(
-            self._judged_by(split).results, markdown_table, column=column, figures=figures, percent=percent, digits=digits,
-            trivial=trivial, baseline=baseline, note=self.note,
+            self._judged_by(split, at_least).results, markdown_table, column=column, figures=figures, percent=percent,
+            digits=digits, trivial=trivial, baseline=baseline, note=self.note,
         )  # fmt: skip
 
     def to_latex(
         self, split: str | None = None, *, column: str = "error", figures: Iterable[str] = tuple(FIGURES),
         percent: bool = False, digits: int | None = None, trivial: bool = True, baseline: str | None = None,
+        at_least: int = 0,
     ) -> str:  # fmt: skip
         """The table as a LaTeX tabular for the package booktabs, the best of each column in bold.
 
         The options are those of `to_markdown`.
         """
         return paper_table(
-            self._judged_by(split).results, latex_table, column=column, figures=figures, percent=percent, digits=digits,
-            trivial=trivial, baseline=baseline, note=self.note,
+            self._judged_by(split, at_least).results, latex_table, column=column, figures=figures, percent=percent,
+            digits=digits, trivial=trivial, baseline=baseline, note=self.note,
         )  # fmt: skip
 
-    def summary(self, split: str | None = None) -> str:
+    def summary(self, split: str | None = None, *, at_least: int = 0) -> str:
         """The table as text: error over clients, mean ± standard deviation over seeds.
 
-        `split` is "test", "validation" or "train" (None: the first of these that the data have).
+        `split` is "test", "validation" or "train" (None: the first of these that the data have). `at_least=30` leaves out
+        clients with fewer examples in this split; the text says how many.
         """
-        if split is not None:
-            return self._judged_by(split).summary()
+        if split is not None or at_least != 0:
+            return self._judged_by(split, at_least).summary()
         first, table = self.all_results[0], self.table()
         seeds = len(next(iter(self.results.values())))
         below = [SHARED] * any("shared_mean" in row for row in table.values())
@@ -178,6 +186,8 @@ class Comparison:
             lines.append(spent)
         if said := remarks(self.results, table, "{:.3f}".format):
             lines.append(said)
+        if few := small_clients_words(self.all_results):
+            lines.append(few)
         for name in dict.fromkeys(name for run in self.all_results for name in run.clients.metrics):
             found = {method: metric_figures(runs, name) for method, runs in self.results.items()}
             known = {method: figures for method, figures in found.items() if figures is not None}
@@ -185,7 +195,7 @@ class Comparison:
             lines += ["", f"{name} over the same clients, {better} is better"]
             lines += [f"{method:<{width}}{cells(figures.figures)}" for method, figures in known.items()]
             if missing := max(count for figures in known.values() for count in figures.missing):
-                lines.append(f"Up to {missing} clients have no {name} and are left out of its figures.")
+                lines.append(f"Up to {missing} {plural('client', missing)} {missing_words(missing, name)}")
         lines += subgroup_lines(self.results)
         for method, runs in self.results.items():
             for run in runs:
@@ -199,14 +209,25 @@ class Comparison:
         clients = first[0].clients.where(first[0].judged_on)
         if not others or len(first) < 2 or clients.clients_in_mean is not None:
             return []
-        return ["", *self.differences().short()]
+        said = contradictions_of(self.results, next(iter(self.results)))
+        return ["", *self.differences().short(), *([said] if said else [])]
 
     def __repr__(self) -> str:
-        return f"Comparison({len(self.results)} methods)\n{self.summary()}"
+        return f"Comparison({counted(len(self.results), 'method')})\n{self.summary()}"
 
-    def report(self, path: str | Path, *, title: str | None = None) -> Path:
-        """Write one HTML page that opens offline, under a `title`."""
-        return write_report(self.all_results, path, title=title)
+    def report(self, path: str | Path, *, title: str | None = None, at_least: int = 0) -> Path:
+        """Write one HTML page that opens offline, under a `title`; `at_least` is that of `summary`."""
+        return write_report(self._judged_by(None, at_least).all_results, path, title=title)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the folder of a study: a folder for each run, as `Result.save` writes it, and report.html.
+
+        `equipoise report` reads it like that of `equipoise compare`. The folder must be new or empty, and appears whole or not
+        at all.
+        """
+        from equipoise.experiment.saved_run import save_comparison
+
+        return save_comparison(self, folder)
 
 
 def compare(

@@ -210,6 +210,22 @@ def require_integer(parameter: str, value: Any, least: int, most: int | None = N
 def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> str:
     """The text for a name nobody knows: what it was, the nearest known one, and all that are allowed."""
     allowed = sorted(allowed)
-    near = get_close_matches(name, allowed, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"Unknown {kind} {name!r}.{hint} Allowed: {', '.join(allowed)}."
+    hint = nearest_name(name, allowed)
+    return f"Unknown {kind} {name!r}.{' ' * bool(hint)}{hint} Allowed: {', '.join(allowed)}."
+
+
+def nearest_name(name: Any, allowed: Iterable[str]) -> str:
+    """A question that names the nearest of the allowed names; empty if none is near.
+
+    >>> nearest_name("fedavg", ["FedAvg", "tail"]), nearest_name("x", ["tail"])
+    ("Did you mean 'FedAvg'?", '')
+    """
+    near = get_close_matches(name, list(allowed), n=1) if isinstance(name, str) else []
+    return f"Did you mean {near[0]!r}?" if near else ""
+
+
+def require_name(parameter: str, name: Any, allowed: Iterable[str]) -> None:
+    """Raise InvalidParameter unless the name is one of those allowed; the message names the nearest one."""
+    names = list(allowed)
+    known = isinstance(name, str) and name in names
+    require(known, parameter, f"must be one of {', '.join(names)}", name, nearest_name(name, names))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -11,10 +12,12 @@ import torch
 from equipoise.algorithm import Algorithm
 from equipoise.client_table import ClientTable, weights_in_means
 from equipoise.core.error_names import error_words
+from equipoise.core.words import counted
 from equipoise.metrics import summarise
 from equipoise.observers import History
 from equipoise.report import write_report
 from equipoise.run_summary import RunSummary
+from equipoise.small_clients import small_clients_words, without_small_clients
 from equipoise.subgroups import Subgroup, subgroup_lines
 
 if TYPE_CHECKING:
@@ -54,9 +57,11 @@ class RunRecord:
     error_name: str = ""  # what the error measures, e.g. "squared error"; empty if it is not known
     target: str = ""  # the column that is predicted, if the data are a table
     data_version: str = ""  # tells data of one name apart: equal for runs on the same data
+    at_least: int = 0  # clients with fewer examples are left out, see `judged_by`
+    left_out: Mapping[str, int] = field(default_factory=dict)  # how many of them there are, by split
 
     def __repr__(self) -> str:
-        about = f"{self.name!r}, seed {self.seed}, {self.rounds} rounds on {self.data!r}"
+        about = f"{self.name!r}, seed {self.seed}, {counted(self.rounds, 'round')} on {self.data!r}"
         return f"{type(self).__name__}({about})\n{self.summary()}"
 
     @property
@@ -72,10 +77,16 @@ class RunRecord:
         """The split that summaries are about: test clients if there are any, else validation, else training clients."""
         return next(s for s in ("test", "validation", "train") if s in self.clients.split)
 
-    def summary(self, split: str | None = None) -> RunSummary:
-        """Mean, 90th percentile, worst 10 % and standard deviation over the clients of a split; without one, of `judged_on`."""
+    def summary(self, split: str | None = None, *, at_least: int = 0) -> RunSummary:
+        """Mean, 90th percentile, worst 10 % and standard deviation over the clients of a split; without one, of `judged_on`.
+
+        `at_least=30` leaves out clients with fewer examples in this split; the text says how many.
+        """
+        if at_least != 0:
+            return self.judged_by(split, at_least).summary()
         split = split or self.judged_on
-        rows = self.clients.where(split)
+        judged = self.judged_by(split)
+        rows = judged.clients.where(split)
         benign = rows.benign
         figures, sample = rows.summaries()[split], self.sample_of(split)
         answered, weights = benign.trivial_error, weights_in_means(benign, split)
@@ -84,11 +95,17 @@ class RunRecord:
             self.name, split, not bool(rows.seen.any()), figures["error"], figures["loss"], figures.get("shared_error"),
             len(rows) - len(benign), sample, {} if sample is None else rows.intervals(split),
             {name: figures[name] for name in rows.metrics}, tuple(rows.personal_metrics), self.error_name, self.target,
-            trivial, rows.trivial_answer, tuple(subgroup_lines({self.name: [self.judged_by(split)]})),
+            trivial, rows.trivial_answer, tuple(subgroup_lines({self.name: [judged]})), self.at_least,
+            small_clients_words([judged], judged_rows=[rows]),
         )  # fmt: skip
 
-    def judged_by(self, split: str | None) -> Self:
-        """The record whose summaries are about `split`: it has no rows of splits that would be judged instead."""
+    def judged_by(self, split: str | None = None, at_least: int = 0) -> Self:
+        """The record whose summaries are about `split`: it has no rows of splits that would be judged instead.
+
+        `at_least` leaves out the test and validation clients with fewer examples, and training clients if they are judged.
+        """
+        if at_least != 0:
+            return without_small_clients(self.judged_by(split), at_least)
         if split is None or split == self.judged_on:
             return self
         self.clients.where(split)  # refuses a split that is not there
@@ -106,6 +123,6 @@ class RunRecord:
         evaluated, every = (self.sampled or {}).get(split, (0, 0))
         return (evaluated, every) if evaluated < every else None
 
-    def report(self, path: str | Path, *, title: str | None = None) -> Path:
-        """Write one HTML page that opens offline, under a `title`."""
-        return write_report([self], path, title=title)
+    def report(self, path: str | Path, *, title: str | None = None, at_least: int = 0) -> Path:
+        """Write one HTML page that opens offline, under a `title`; `at_least` is that of `summary`."""
+        return write_report([self.judged_by(at_least=at_least)], path, title=title)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from equipoise.core.error_names import ZERO_ONE, error_definition, error_words
+from equipoise.core.words import counted
 from equipoise.metrics import Interval, Summary
 
 
@@ -32,17 +33,20 @@ class RunSummary:
     trivial_error: Summary | None = None  # of one answer for all examples, if it is known
     trivial_answer: str = ""  # what that answer is
     subgroups: tuple[str, ...] = ()  # lines about the clients of each value of an attribute, if clients have attributes
+    at_least: int = 0  # clients with fewer examples are left out
+    small_clients: str = ""  # a sentence on clients with few examples; empty if there are none
 
     @property
     def who(self) -> str:
         """The clients in words."""
         kind = f"{'unseen ' if self.unseen else ''}{'benign ' if self.malicious else ''}{self.split}"
+        large = f" with {self.at_least} examples or more" if self.at_least else ""
         if self.sampled is None:
-            return f"{self.error.clients} {kind} clients"
+            return f"{counted(self.error.clients, f'{kind} client')}{large}"
         evaluated, every = self.sampled
         if self.error.clients == evaluated:
             return f"{evaluated:,} of {every:,} {kind} clients, drawn at random"
-        return f"{self.error.clients:,} {kind} clients, among {evaluated:,} of {every:,} drawn at random"
+        return f"{self.error.clients:,} {kind} clients{large}, among {evaluated:,} of {every:,} drawn at random"
 
     def _heading(self, metric: str) -> str:
         """The heading of a metric: whose model it is of, where clients are served their own."""
@@ -77,7 +81,8 @@ class RunSummary:
         measured = [f"error: {meant}." for meant in [self._measured] if meant]
         if trivial:
             measured.append(f"trivial error: the same answer for every example, the {self.trivial_answer} of training.")
-        return "\n".join([*(line.rstrip() for line in lines), *measured, *metric_words(self.metrics), *self.subgroups])
+        few = [self.small_clients] if self.small_clients else []
+        return "\n".join([*(line.rstrip() for line in lines), *measured, *few, *metric_words(self.metrics), *self.subgroups])
 
     @property
     def _measured(self) -> str:
@@ -85,6 +90,16 @@ class RunSummary:
         named, meant = error_words(self.error_name, self.target), error_definition(self.error_name, self.target)
         unit = ", from 0 to 1" if self.error_name == ZERO_ONE else ""
         return meant if meant.startswith(self.error_name) else f"{named}, {meant}{unit}"
+
+
+def missing_words(count: int, metric: str) -> str:
+    """The end of a sentence on clients without a value of a metric.
+
+    >>> missing_words(1, "auc"), missing_words(2, "auc")
+    ('has no auc and is left out of its figures.', 'have no auc and are left out of its figures.')
+    """
+    verbs = ("has", "is") if count == 1 else ("have", "are")
+    return f"{verbs[0]} no {metric} and {verbs[1]} left out of its figures."
 
 
 def metric_words(metrics: Mapping[str, Summary]) -> list[str]:
@@ -97,7 +112,7 @@ def metric_words(metrics: Mapping[str, Summary]) -> list[str]:
             "write metrics.Metric(function, higher_is_better=False)."
         ]
     lines += [
-        f"{summary.missing} of {summary.clients + summary.missing} clients have no {name} and are left out of its figures."
+        f"{summary.missing} of {summary.clients + summary.missing} clients {missing_words(summary.missing, name)}"
         for name, summary in metrics.items()
         if summary.missing
     ]

@@ -139,17 +139,21 @@ def subgroups_over_seeds(runs: Sequence[RunRecord], attribute: str) -> list[Subg
     ]  # fmt: skip
 
 
-def subgroup_lines(methods: Mapping[str, Sequence[RunRecord]]) -> list[str]:
-    """The subgroups of all attributes and methods as lines of text; none where the runs have no attributes."""
-    lines = []
+def subgroup_lines(methods: Mapping[str, Sequence[RunRecord]], *, percent: bool = False) -> list[str]:
+    """The subgroups of all attributes and methods as lines of text, perhaps in %; none where the runs have no attributes."""
+    lines, unit = [], " in %" * percent
+
+    def number(value: float) -> str:
+        return f"{100 * value:z.1f}" if percent else f"{value:z.3f}"
+
     for attribute in attributes_of([run for runs in methods.values() for run in runs]):
-        lines += ["", f"By {attribute}: mean, 90th percentile and gap to all other clients, with 95 % intervals"]
+        lines += ["", f"By {attribute}: mean, 90th percentile and gap to all other clients{unit}, with 95 % intervals"]
         rows = [(method, each) for method, runs in methods.items() for each in subgroups_over_seeds(runs, attribute)]
         names = [(method, f"{each.value} ({each.clients})") for method, each in rows]
         widths = [max(len(pair[i]) for pair in names) + 2 for i in (0, 1)]
         for (method, named), (_, each) in zip(names, rows, strict=True):
             shown = [
-                f"{figure:.3f} [{between.text('{:.3f}'.format)}]"
+                f"{number(figure)} [{between.text(number)}]"
                 for figure, between in (
                     (each.mean, each.mean_interval), (each.percentile_90, each.percentile_90_interval),
                     (each.gap, each.gap_interval),

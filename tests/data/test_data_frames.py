@@ -150,6 +150,27 @@ def test_splits():
     assert "part" not in [rule.name for rule in own.schema.columns]
 
 
+def test_small_clients_can_be_left_out(tmp_path):
+    frame = pd.DataFrame({"who": [*"aabbbccccd"], "age": range(10), "ill": [*"xyxyxyxyxz"], "town": [*"LLMMMNNNNO"]})
+    found = eq.data.from_frame(
+        frame, client="who", target="ill", columns=["age"], test=0.4, min_examples=3, attributes=["town"]
+    )
+    assert sorted((*found.train.ids, *found.test.ids)) == ["b", "c"]
+    assert found.train.examples + found.test.examples == 7
+    assert found.schema.target.classes == ("x", "y")  # the class z of client d is unknown
+    assert found.attributes["town"].keys() == {"b", "c"}
+    named = frame.assign(who=frame["who"].astype("category"))
+    again = eq.data.from_frame(named, client="who", target="ill", columns=["age"], test=0.4, min_examples=3)
+    assert torch.equal(again.train.x, found.train.x)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    read = eq.data.csv(tmp_path / "t.csv", client="who", target="ill", columns=["age"], test=0.4, min_examples=3)
+    assert torch.equal(read.train.x, found.train.x)
+    with pytest.raises(InvalidParameter, match=r"min_examples leaves no client, but is 5\. The largest client in table has 4"):
+        eq.data.from_frame(frame, client="who", target="ill", min_examples=5)
+    with pytest.raises(InvalidParameter, match="min_examples must be a whole number of at least 1"):
+        eq.data.from_frame(frame, client="who", target="ill", min_examples=0)
+
+
 def test_ids_of_clients():
     ids = pd.Series([1, 1.0, "1", 2, Decimal(2), "2"], dtype=object).map(str).replace({"1.0": "1"})
     assert load(PANDAS.assign(hospital=ids), test=0.0).train.ids == ("1", "2")

@@ -1,6 +1,7 @@
 """What a trained model says about new rows: `Schema.predict`, and `equipoise predict` on the folder of a run."""
 
 import csv
+import re
 import warnings
 
 import numpy as np
@@ -195,5 +196,10 @@ def test_runs_print_the_worst_clients_and_refusals_in_the_words_of_a_file(shops)
     large = call("run", "run.toml", "--set", "train.clients_per_round=100", "--out", "no").stderr
     assert 'algorithm.sampler.name = "proportional"' in " ".join(large.split())
     told = call("run", "run.toml", "--set", "data.split_by=examples", "--out", "mine").stdout
-    assert "The 5 clients that are served worst:\n  shop " in told
+    assert re.search(
+        r"The 5 clients that are served worst, by their 0-1 error:\n  client .* size  error  95 % interval\n  shop ", told
+    )
+    assert re.search(
+        r"fewer than 30 examples: .*; equipoise report mine --at-least 30 leaves (it|them) out\.|All \d+ test", told
+    )
     assert "gets wrong, from 0 to 1." in told

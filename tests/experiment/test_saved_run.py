@@ -121,3 +121,24 @@ def test_a_folder_is_whole_or_absent(tmp_path, monkeypatch):
     with pytest.raises(NotWritten, match="No space left on device"):
         result().save(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_saved_comparison_is_read_like_a_study(tmp_path):
+    data = eq.data.label_shift(train_clients=6, validation_clients=2, test_clients=4, examples=10)
+    tail = eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5))
+    methods = {"Δ-FL 0.5": tail, "a b": eq.Algorithm(), "A-b": eq.Algorithm(aggregator=eq.aggregators.Median())}
+    made = eq.compare(
+        methods, eq.models.Softmax(data.features, data.classes), data, rounds=2, clients_per_round=3, seeds=2, engine="loop"
+    )
+    place = made.save(tmp_path / "study")
+    runs = ["Δ-FL-0.5-0", "Δ-FL-0.5-1", "a-b-0", "a-b-1", "A-b-method2-0", "A-b-method2-1"]
+    assert sorted(path.name for path in place.iterdir()) == sorted([*runs, "order.txt", "report.html"])
+    assert (place / "order.txt").read_text(encoding="utf-8").split() == runs
+    records = [folder.read_record(path) for path in folder.finished_runs([place])]
+    assert [(record.name, record.seed) for record in records] == [(name, seed) for name in methods for seed in (0, 1)]
+    assert [str(record.summary()) for record in records] == [str(run.summary()) for run in made.all_results]
+    assert command("report", place, "--out", tmp_path / "page.html", "--table", tmp_path / "t.md").exit_code == 0
+    assert (tmp_path / "t.md").read_text(encoding="utf-8").strip() == made.to_markdown(percent=True)
+    with pytest.raises(InvalidParameter, match="must be a new or empty folder"):
+        made.save(place)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

@@ -193,6 +193,17 @@ def test_subgroups_by_size_have_the_figures_of_their_clients(result):
     assert found["small_groups"] == 0
 
 
+def test_few_clients_are_described_as_such(result):
+    def said(errors):
+        found = model_card.card(replace(result, clients=rows_of(errors, [40] * len(errors))))
+        return model_card.card_markdown(found).decode()
+
+    assert "There is one test client. Its error is 20.0 %." in said([0.2])
+    few = "Of the 4 test clients, the one that fares worst has an error of 90.0 %. 1 client has more than twice the mean."
+    assert few in said([0.1, 0.1, 0.1, 0.9])
+    assert "The tenth of the 20 test clients that fares worst has a mean error of 80.0 %." in said([0.1] * 18 + [0.7, 0.9])
+
+
 def test_groups_of_ones_own_and_of_the_risk_are_on_the_card(result, tmp_path):
     """Errors 0.1 in the north (6 clients), 0.4 in the south (5), 0.9 on an island of 4 clients, too few to be shown."""
     rows = rows_of([0.1] * 6 + [0.4] * 5 + [0.9] * 4, [10] * 15)

@@ -8,6 +8,7 @@ import torch
 from report_cases import Page
 
 import equipoise as eq
+from equipoise.cli.listing import difference_lines, subgroups_below, validation_table
 from equipoise.compare import Comparison
 from equipoise.errors import InvalidParameter
 from equipoise.report.data.paired import PairedDifference, paired, signed_text, student_quantile
@@ -78,11 +79,30 @@ def test_too_few_seeds_are_undecided_and_equal_runs_are_equal(trained):
     assert paired("a", {0: 1.0, 5: 2.0}, {0: 1.0 + 1e-15, 1: 3.0}).values == (0.0,)  # rounding, and one seed in common
 
 
+def test_the_same_difference_in_all_seeds_is_undecided(trained, tmp_path):
+    shifted = [[*values[:4], 0.4, values[5] - 0.04] for values in FEDAVG]  # −0.04 in each seed, up to rounding
+    made = made_of(trained, {"FedAvg": FEDAVG, "shifted": shifted})
+    found = made.differences()["shifted"]
+    assert (found.lower, found.constant, found.verdict) == (3, True, "undecided")
+    assert (found.interval.low, found.interval.high) == (-math.inf, math.inf)
+    assert "undecided (no spread between seeds)" in made.summary()
+    assert "undecided (no spread between seeds)" in made.to_latex(figures="percentile_90", baseline="FedAvg")
+    page = Page(made.report(tmp_path / "r.html"))
+    assert page.rows["table-differences"][1][-1] == "undecided (no spread between seeds)"
+    assert "the difference is the same in all 3 seeds, which then do not tell it from chance" in page.headline
+    assert not PairedDifference("a", (0.0, 0.0, 0.0)).constant  # these are equal
+    assert PairedDifference("a", (-0.04, -0.04)).verdict_words == "undecided"  # too few seeds is reason enough
+
+
 def test_the_summary_has_them_from_two_seeds_on(trained):
     made = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL})
     text = made.summary()
     assert "Paired differences of the 90th percentile from FedAvg" in text
     assert "(the same split for all seeds)" in text
+    covers = (
+        "The interval covers the randomness of training, and not the choice of clients and examples, which all seeds share."
+    )
+    assert covers in text.splitlines()
     assert "Paired" not in made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL}, seeds=1).summary()
     assert "Paired" not in made_of(trained, {"FedAvg": FEDAVG}).summary()
     again = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL}, version=str)
@@ -93,18 +113,25 @@ def test_the_summary_has_them_from_two_seeds_on(trained):
 def test_tables_for_papers_have_them_below_and_latex_the_best_in_bold(trained):
     made = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL})
     text = made.to_markdown(figures=["percentile_90"], percent=True, baseline="FedAvg")
-    assert "| tail | −5.0 ± 1.0 (−7.5 to −2.5), 3/3 |" in text
+    assert "| tail | −5.0 ± 1.0 (−7.5 to −2.5), 3/3 | lower |" in text
+    assert "| method | 90th percentile | verdict |" in text
     latex = made.to_latex(figures=["mean", "percentile_90"], percent=True, baseline="FedAvg")
     assert r"tail & \textbf{32.5 $\pm$ 1.5} & \textbf{55.0 $\pm$ 9.0} \\" in latex
     assert r"FedAvg & 35.0 $\pm$ 1.7 & 60.0 $\pm$ 10.0 \\" in latex
     assert latex.count(r"\begin{tabular}") == 2
+    assert r"method & mean & verdict & 90th percentile & verdict \\" in latex
+    assert latex.splitlines()[-3].endswith(r"3/3 & lower \\")
     assert "Paired" not in made.to_markdown()
 
 
 def test_what_does_not_exist_is_refused(trained):
     made = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL})
-    with pytest.raises(InvalidParameter, match="baseline must be one of FedAvg, tail"):
+    with pytest.raises(InvalidParameter, match=r"baseline must be one of FedAvg, tail.*Did you mean 'FedAvg'\?"):
         made.differences("fedavg")
+    with pytest.raises(InvalidParameter, match=r"method must be one of tail.*Did you mean 'tail'\?"):
+        made.differences()["Tail"]
+    with pytest.raises(InvalidParameter, match=r"Did you mean 'percentile_95'\?"):
+        made.differences(figure="percentil_95")
     with pytest.raises(InvalidParameter, match="baseline must be one of"):
         made.to_markdown(baseline="x")
     with pytest.raises(InvalidParameter, match="figure must be one of"):
@@ -133,6 +160,50 @@ def test_the_page_chooses_on_validation_data_and_shows_all_differences(trained, 
     plain = Page(made_of(trained, errors).report(tmp_path / "plain.html"))
     assert "best of 2 methods on these same clients, and the figure therefore optimistic" in plain.headline
     assert "table-validation" not in plain.rows
+
+
+def test_verdicts_that_contradict_each_other_are_said_so(trained, tmp_path):
+    def validated(made, changes):
+        """The comparison with validation clients whose 90th percentile under "tail" differs by `changes`, by seed."""
+        results = {}
+        for name, runs in made.results.items():
+            results[name] = []
+            for run, change in zip(runs, changes, strict=True):
+                rows = run.clients.where("test")
+                top = torch.full((6,), 0.4 + (change if name == "tail" else 0.0), dtype=torch.float64)
+                results[name].append(replace(run, clients=joined(replace(rows, split=("validation",) * 6, error=top), rows)))
+        return Comparison(results)
+
+    made = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL})
+    said = (
+        "Validation and test clients contradict each other on tail: its 90th percentile is higher than that of FedAvg on "
+        "validation clients, and lower on test clients."
+    )
+    against = validated(made, (0.05, 0.06, 0.07))
+    assert against.differences(split="validation")["tail"].verdict == "higher"
+    assert said in against.summary()
+    assert said in Page(against.report(tmp_path / "r.html")).by_id["note"]
+    assert said in "\n".join(difference_lines(against.all_results))
+    for agreeing in ((-0.05, -0.06, -0.07), (0.05, -0.06, 0.07)):  # lower, too, or undecided
+        assert "contradict" not in validated(made, agreeing).summary()
+    assert "contradict" not in against.summary("validation")
+    assert "contradict" not in made.summary()
+
+
+def test_the_command_line_shows_validation_clients_and_subgroups(trained):
+    errors = {"FedAvg": FEDAVG, "tail": TAIL}
+    made = made_of(trained, errors, validation={"FedAvg": 0.4, "tail": 0.35})
+    (table,) = validation_table(made.all_results)
+    assert "over 6 unseen validation clients" in table.title
+    assert [str(cell) for cell in table.columns[3].cells] == ["40.0 ± 0.0", "35.0 ± 0.0"]
+    assert validation_table(made_of(trained, errors).all_results) == []
+    assert subgroups_below(made.all_results) == []
+    regions = {"region": ("north", "south") * 6}
+    named = [replace(run, clients=replace(run.clients, attributes=regions)) for run in made.all_results]
+    lines = subgroups_below(named)
+    assert lines[1] == "By region: mean, 90th percentile and gap to all other clients in %, with 95 % intervals"
+    # Under FedAvg the clients of the south have 0.2, 0.4 and 0.5, 0.6 or 0.7.
+    assert lines[2].startswith("FedAvg  south (3)  40.0 [")
 
 
 def test_no_sign_before_zero():

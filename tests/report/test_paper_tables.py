@@ -64,10 +64,11 @@ def test_a_table_has_the_trivial_answer_unless_it_is_not_wanted(comparison):
 
 def test_latex_is_a_tabular_of_booktabs_with_names_escaped(comparison):
     text = comparison.to_latex()
-    assert text.count("%") == text.count(r"\%") + 1  # the comment; else a sign would hide the rest of its line
+    assert text.count("%") == text.count(r"\%") + 2  # the comments; else a sign would hide the rest of its line
     assert r"Fed\_Avg &" in text
     assert r"$\Delta$-FL 50 \% &" in text
-    body = text.splitlines()[1:]
+    assert "test clients have fewer than 30 examples: much of their error may be chance" in text.splitlines()[1]
+    body = text.splitlines()[2:]
     assert body[:2] == [r"\begin{tabular}{lrrrr}", r"\toprule"]
     assert body[-2:] == [r"\bottomrule", r"\end{tabular}"]
     assert all(line.count(" & ") == 4 for line in body if line.endswith(r"\\"))
@@ -128,7 +129,7 @@ def test_errors_of_numbers_are_not_in_percent(comparison, tmp_path):
 def test_a_table_says_whose_models_it_judges():
     run = eq.train(softmax(), inside(), DITTO, rounds=2, clients_per_round=6, name="Ditto")
     text = Comparison({"Ditto": [run]}).to_markdown()
-    assert text.endswith("\n\nUnder Ditto, clients are served their own models.")
+    assert "\n\nUnder Ditto, clients are served their own models. All 20 test clients have fewer than 30 examples" in text
     assert f"| Ditto | {run.summary().error.mean:.3f} |" in text
 
 

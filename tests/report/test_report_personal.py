@@ -137,13 +137,14 @@ def test_headlines_follow_known_errors(attacked, tmp_path):
     )
     assert page.by_id["note"] == (
         "1 of 10 training clients is malicious, and figures are of the benign ones. "
-        "Under Ditto, each client is served a model of its own."
+        "Under Ditto, each client is served a model of its own. "
+        "All 9 benign test clients have fewer than 30 examples: much of their error may be chance."
     )
     assert page.cell("Ditto", "mean") == "12.2"
     assert below(page, "Ditto")[1] == "45.6"
     alone = Page(write_report([known(personal, own, shared)], tmp_path / "one.html"))
     assert alone.headline == (
-        "Half of the 10 test clients see an error of 10.0 % or less; the worst 10 % see 100.0 % on average. "
+        "Half of the 10 test clients see an error of 10.0 % or less; the one that fares worst sees 100.0 %. "
         "With the shared model in place of their own these are 40.0 % and 90.0 %."
     )
     assert "malicious" not in alone.source
@@ -357,10 +358,11 @@ def test_plain_runs_look_as_they_did(run, comparison, tmp_path):
         text = page.source[page.source.index("<body>") : page.source.index('<section aria-labelledby="settings">')]
         for word in ("benign", "malicious", "own model", "shared model", "served", "ε", "left out"):
             assert word not in text, word
-        assert "note" not in page.by_id
+        assert page.by_id["note"].startswith("All 20 test clients have fewer than 30 examples: ")  # and nothing else
+        assert page.by_id["note"].count(".") == 1
         assert page.figures <= FIGURES
     both = Comparison({"a": [replace(run, name="a")], "b": [replace(empty, name="b")]})
-    assert both.summary().count("\n") == 4
+    assert both.summary().count("\n") == 5
     assert both.table()["a"].keys() == both.table()["b"].keys()
 
 
@@ -380,7 +382,7 @@ def test_unseen_clients_have_no_own_models_and_the_page_says_so(tmp_path):
         100 * float(run.clients.where("test").error.mean()), abs=0.051
     )
     text = Comparison({"Ditto": [run]}).summary()
-    assert text.endswith(
+    assert text.splitlines()[-2] == (
         "Under Ditto, these clients have no models of their own, and are served the shared one. "
         "3 of 12 training clients are malicious."
     )
@@ -421,7 +423,8 @@ def test_where_all_are_malicious_figures_are_of_them(ditto, tmp_path):
 
 def test_the_summary_has_own_and_shared_rows_and_one_line_that_says_so(attacked):
     one = Comparison({name: runs[:1] for name, runs in attacked.results.items()})
-    title, header, plain, ditto, shared, trivial, said = one.summary().splitlines()
+    title, header, plain, ditto, shared, trivial, said, few = one.summary().splitlines()
+    assert few.startswith("All 16 benign test clients have fewer than 30 examples")
     columns = {name: runs[0].clients.where("test") for name, runs in one.results.items()}
     benign = ~columns["Ditto"].malicious
     assert title == f"0-1 error over {int(benign.sum())} benign test clients, 1 seed"

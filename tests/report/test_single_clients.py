@@ -35,6 +35,8 @@ def test_worst_clients_have_the_interval_of_clopper_and_pearson():
     assert high == pytest.approx(0.975 ** (1 / 3))
     text = str(found)
     assert "0.158 to 1.000" in text
+    assert text.split()[:4] == ["client", "split", "size", "error"]  # the names of the columns: found[0]["size"]
+    assert "size: the client's examples in this split." in text
     assert "covers the choice of the client's examples, and not the seed" in text
 
 

@@ -29,6 +29,7 @@ def verdict(lower, higher):
         ([31, 31.2, 30.8], [30, 30, 30], "does not hold", "by 1.00 ± 0.20 (higher in 3 of 3 seeds)"),
         # Differences +123 and −215: a coin flip that was once called "holds, by 46 ± 239".
         ([153, 15], [30, 230], "undecided", f"by {46:.2f} ± {239.00:.2f} (lower in 1 of 2 seeds)"),
+        ([29, 29, 29], [30, 30, 30], "undecided (no spread between seeds)", "by 1.00 ± 0.00 (lower in 3 of 3 seeds)"),
         ([29, 28], [30, 30], "undecided", "(lower in 2 of 2 seeds)"),
         ([29], [30], "undecided", "by 1.00 (one seed)"),
         ([30, 30, 30], [30, 30, 30], "does not hold", f"{CLAIM.lower} equals {CLAIM.higher} in all 3 seeds"),

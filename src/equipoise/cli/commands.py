@@ -106,6 +106,7 @@ app.add_typer(flower_app, name="flower")
 Settings = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change a value; may be given several times.")]
 Trust = Annotated[bool, Option("--trust", help="Trust the code of its own that a run's folder or configuration records.")]
 Workers = Annotated[int, Option(min=1, help="How many runs at once, one torch thread each.")]
+AtLeast = Annotated[int, Option(min=0, metavar="N", help="Leave clients with fewer examples out of all figures.")]
 RayAddress = Annotated[
     str | None,
     Option(metavar="ADDRESS", help='A Ray cluster that makes the runs, one per CPU: HOST:PORT, "auto", or "local".'),
@@ -192,11 +193,12 @@ def run(
         run_folder = folder.claim(path)
     console = Console()
     result = folder.run(experiment, run_folder, observers=observers)
-    console.print(Text(str(result.summary())), soft_wrap=True)
     if isinstance(result, Result):
-        from equipoise.cli.listing import worst_lines
+        from equipoise.cli.listing import summary_text, worst_lines
 
-        console.print(Text("\n".join(["", *worst_lines(result)])), soft_wrap=True)
+        console.print(Text("\n".join([summary_text(result, run_folder.path), "", *worst_lines(result)])), soft_wrap=True)
+    else:
+        console.print(Text(str(result.summary())), soft_wrap=True)
     if isinstance(result, Result) and result.epsilon is not None:
         console.print(Text(str(result.epsilon)), soft_wrap=True)
         console.print(Text(str(result.privacy)), soft_wrap=True)
@@ -214,11 +216,12 @@ def compare(
         int | None, Option(min=1, help="How many runs at once, one torch thread each. Default: one per core; 1 on a GPU.")
     ] = None,
     out: Annotated[Path | None, Option(help="The folder for all runs. Default: runs/<study>.")] = None,
+    at_least: AtLeast = 0,
     ray: RayAddress = None,
     trust: Trust = False,
 ) -> None:
     """Run every method with every seed, as far as runs are missing; print the table and write the report."""
-    from equipoise.cli.listing import comparison_table, difference_lines, metric_tables, print_whole
+    from equipoise.cli import listing
     from equipoise.experiment.folder import read_record, refuse_run_folder
     from equipoise.experiment.scheduler import run_all
     from equipoise.experiment.study import prepare, read_study
@@ -231,14 +234,17 @@ def compare(
     with _resumable():
         prepare(runs)
         jobs = run_all(runs, workers=workers, console=console, ray=ray)
-        records = [read_record(job.folder.path) for job in jobs if job.folder.finished]
+        records = [read_record(job.folder.path).judged_by(at_least=at_least) for job in jobs if job.folder.finished]
         if records:
             from equipoise.report import write_report
 
-            for table in (comparison_table(records), *metric_tables(records)):
-                print_whole(console, table)
-            for line in difference_lines(records):
+            for table in (listing.comparison_table(records), *listing.metric_tables(records)):
+                listing.print_whole(console, table)
+            for line in (*listing.difference_lines(records), *listing.subgroups_below(records)):
                 console.print(Text(line), soft_wrap=True)
+            for table in listing.validation_table(records):
+                console.print()
+                listing.print_whole(console, table)
             if said := words_below(folder):
                 console.print(Text(said), soft_wrap=True)
             _print_files(console, [write_report(records, folder / "report.html")])
@@ -282,6 +288,7 @@ def report(
     figures: Annotated[Path | None, Option(metavar="DIR", help="Also write each figure as SVG and PNG here.")] = None,
     table: Annotated[Path | None, Option(metavar="FILE", help="Also write the table: .md or .tex (booktabs).")] = None,
     title: Annotated[str | None, Option(help="The title of the page.")] = None,
+    at_least: AtLeast = 0,
 ) -> None:
     """Write one page about runs beside each other; it opens offline."""
     from equipoise.experiment.family_records import family_knob
@@ -289,7 +296,8 @@ def report(
     from equipoise.report import export_figures, write_report, write_table
 
     console = Console()
-    records = [record for path in finished_runs(folders) for record in read_records(path)]
+    found = [record for path in finished_runs(folders) for record in read_records(path)]
+    records = [record.judged_by(at_least=at_least) for record in found]
     knob = family_knob(folders[0], records) if len(folders) == 1 else None
     _print_files(console, [write_report(records, out, knob=knob, title=title)])
     if figures is not None:

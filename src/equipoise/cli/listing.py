@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -59,20 +61,36 @@ def show_functions(console: Console) -> None:
             _print_indented(console, 6, (f"Source: {part.source}", "dim"))
 
 
+def by_method(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+    """The records by the name of the method, in order."""
+    found: dict[str, list[RunRecord]] = {}
+    for record in records:
+        found.setdefault(record.name, []).append(record)
+    return found
+
+
+def validation_table(records: Sequence[RunRecord]) -> list[Table]:
+    """The table of methods on validation clients, by which one of them may be chosen; none without both splits."""
+    from equipoise.report.text.paper_tables import judged_on_validation
+
+    methods = judged_on_validation(by_method(records))
+    return [] if methods is None else [comparison_table([run for runs in methods.values() for run in runs])]
+
+
 def comparison_table(records: Sequence[RunRecord]) -> Table:
     """A table of methods: figures of the error ± over seeds, clients trained per round and seconds; the lowest in bold."""
     from equipoise.report.data.over_seeds import FIGURES, figures_of, in_percent, intervals_of, split_words, trivial_name
     from equipoise.report.text.phrases import INTERVAL, SHARED, capital, remarks
+    from equipoise.small_clients import FEW_EXAMPLES, small_clients_words
 
-    by_name: dict[str, list[RunRecord]] = {}
-    for record in records:
-        by_name.setdefault(record.name, []).append(record)
+    by_name = by_method(records)
     rows = {name: figures_of(runs) for name, runs in by_name.items()}
     first = records[0].summary()
     percent = in_percent(records)
     noun = capital(records[0].measured) + " in %" * percent
     factor, digits = (100.0, 1) if percent else (1.0, 3)
-    remark = remarks(by_name, rows, lambda value: f"{factor * value:.{digits}f}")
+    said_of_methods = remarks(by_name, rows, lambda value: f"{factor * value:.{digits}f}")
+    remark = f"{said_of_methods} {small_clients_words(records, f'--at-least {FEW_EXAMPLES} leaves them out')}".strip()
     split = f" ({said})" if (said := split_words(records)) else ""
     title = f"{noun} over {first.who}, mean ± standard deviation over seeds{split}"
     table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -107,37 +125,47 @@ def comparison_table(records: Sequence[RunRecord]) -> Table:
 def difference_lines(records: Sequence[RunRecord]) -> list[str]:
     """The paired differences of the 90th percentile from the first method; none for one method, one seed, or means alone."""
     from equipoise.report.data.over_seeds import in_percent
-    from equipoise.report.text.paper_tables import differences_of
+    from equipoise.report.text.paper_tables import contradictions_of, differences_of
 
-    by_name: dict[str, list[RunRecord]] = {}
-    for record in records:
-        by_name.setdefault(record.name, []).append(record)
+    by_name = by_method(records)
     known = all(record.clients.where(record.judged_on).clients_in_mean is None for record in records)
     if len(by_name) < 2 or min(map(len, by_name.values())) < 2 or not known:
         return []
-    found = differences_of(by_name, next(iter(by_name)), "percentile_90")
-    return found.short(1, 100.0) if in_percent(records) else found.short()
+    first = next(iter(by_name))
+    found, said = differences_of(by_name, first, "percentile_90"), contradictions_of(by_name, first)
+    return [*(found.short(1, 100.0) if in_percent(records) else found.short()), *([said] if said else [])]
+
+
+def subgroups_below(records: Sequence[RunRecord]) -> list[str]:
+    """The subgroups of clients under each method, in the unit of the table; none where clients have no attributes."""
+    from equipoise.report.data.over_seeds import in_percent
+    from equipoise.subgroups import subgroup_lines
+
+    return subgroup_lines(by_method(records), percent=in_percent(records))
+
+
+def summary_text(record: RunRecord, folder: Path) -> str:
+    """The summary of a run; where clients have few examples it names the command that leaves them out of a page."""
+    from equipoise.small_clients import FEW_EXAMPLES, small_clients_words
+
+    few = small_clients_words([record], f"equipoise report {folder} --at-least {FEW_EXAMPLES} leaves them out")
+    return str(replace(record.summary(), small_clients=few))
 
 
 def worst_lines(record: RunRecord, count: int = 5) -> list[str]:
-    """The clients that are served worst, as lines of text; none where hardly more clients were judged."""
+    """The clients that are served worst, as lines of text with intervals; none where hardly more clients were judged."""
     rows = record.clients.where(record.judged_on)
     if len(rows.benign) <= count:
         return []
-    order = rows.benign.served_error.sort(descending=True).values[:count].tolist()
-    worst = [(str(row["client"]), error, row["size"]) for row, error in zip(rows.worst(count), order, strict=True)]
-    width = max(len(client) for client, _, _ in worst)
-    shown = (f"  {client:<{width}}  {record.measured} {error:.4f}, {size} examples" for client, error, size in worst)
-    return [f"The {count} clients that are served worst:", *shown]
+    table = str(rows.worst(count)).splitlines()
+    return [f"The {count} clients that are served worst, by their {record.measured}:", *(f"  {line}" for line in table)]
 
 
 def metric_tables(records: Sequence[RunRecord]) -> list[Table]:
     """For each metric a table of methods, with the figures of the table of errors ± over seeds."""
     from equipoise.report.data.over_seeds import FIGURES, metric_figures
 
-    by_name: dict[str, list[RunRecord]] = {}
-    for record in records:
-        by_name.setdefault(record.name, []).append(record)
+    by_name = by_method(records)
     tables = []
     for metric in dict.fromkeys(name for record in records for name in record.clients.metrics):
         found = {name: figures for name, runs in by_name.items() if (figures := metric_figures(runs, metric)) is not None}

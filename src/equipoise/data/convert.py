@@ -51,7 +51,7 @@ def from_arrays(
     targets do not show all of them.
 
     >>> from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], ["a", "a", "b", "b"], test=0.5)
-    FederatedData('arrays', train: 1 clients / 2 examples, test: 1 clients / 2 examples)
+    FederatedData('arrays', train: 1 client / 2 examples, test: 1 client / 2 examples)
     """
     clients = pack_rows(x, y, client, scale=scale, shift=shift, name=name, classes=classes, ignore_index=ignore_index)
     return _split(clients, split_by, validation, test, seed, name, classes, ignore_index)
@@ -109,7 +109,7 @@ def from_dict(
     """One pair (x, y) per client id, as arrays, tensors or lists; splits as in `from_arrays`.
 
     >>> from_dict({"a": ([[0.0], [1.0]], [0, 1]), "b": ([[2.0]], [1])}, test=0.5)
-    FederatedData('clients', train: 1 clients / 2 examples, test: 1 clients / 1 examples)
+    FederatedData('clients', train: 1 client / 2 examples, test: 1 client / 1 example)
     """
     require(
         isinstance(clients, Mapping) and len(clients) > 0, "clients", "must map client ids to (x, y)", type(clients).__name__

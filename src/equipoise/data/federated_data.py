@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.trees import leaves
+from equipoise.core.words import counted
 from equipoise.data.clients import ClientSet
 from equipoise.data.label_range import IGNORE
 from equipoise.data.leaves import shown_shape
@@ -115,7 +116,8 @@ class FederatedData:
         return self.train.features
 
     def __repr__(self) -> str:
-        splits = ", ".join(f"{name}: {len(c)} clients / {c.examples} examples" for name, c in self.splits.items())
+        counts = {name: (counted(len(c), "client"), counted(c.examples, "example")) for name, c in self.splits.items()}
+        splits = ", ".join(f"{name}: {clients} / {examples}" for name, (clients, examples) in counts.items())
         return f"FederatedData({self.name!r}, {splits})"
 
 

@@ -17,7 +17,7 @@ from equipoise.core.trees import select
 from equipoise.data import splits
 from equipoise.data.arrays import client_of_rows, rows_by_client
 from equipoise.data.arrow_tables import Kind, TableColumn, arrow_table, check_names
-from equipoise.data.clients import ClientSet
+from equipoise.data.clients import ClientSet, large_enough
 from equipoise.data.federated_data import FederatedData
 from equipoise.data.file_access import PathLike
 from equipoise.data.near_names import tell_of_similar
@@ -26,7 +26,7 @@ from equipoise.data.schema import Schema, tell_of_unseen
 from equipoise.data.splits import How, tell_of_untested
 from equipoise.data.table_files import parquet_files, read_csv, require_column_name
 from equipoise.data.target_rule import TargetKind
-from equipoise.errors import InvalidData, InvalidParameter, require, unknown_name
+from equipoise.errors import InvalidData, InvalidParameter, require, require_integer, unknown_name
 
 PARTS = ("train", "validation", "test")
 
@@ -49,6 +49,7 @@ def from_frame(
     target_kind: TargetKind | None = None,
     classes: int | Sequence[str] = 0,
     attributes: Sequence[str] = (),
+    min_examples: int = 1,
 ) -> FederatedData:
     """Clients from a pandas, Polars or Arrow table; `client` and `target` name columns, all others (or `columns`) are inputs.
 
@@ -68,13 +69,16 @@ def from_frame(
     `attributes` names columns that hold one value for each client, such as its region: summaries and reports then show
     subgroups by them. They are no inputs, unless `columns` names them.
 
+    `min_examples` leaves out all rows of clients that have fewer rows in the whole table. It comes before all else: messages
+    then count rows without theirs.
+
     Notices name what looks odd and the cure: texts in a column of numbers, whole numbers that look like identifiers of
     rows, names that look alike, categories that training did not have, clients without an example to test on.
 
     >>> frame = {"who": ["a", "a", "b", "b"], "age": [30, None, 50, 60], "ill": ["no", "yes", "no", "yes"]}
     >>> data = from_frame(frame, client="who", target="ill", test=0.5)
     >>> data
-    FederatedData('table', train: 1 clients / 2 examples, test: 1 clients / 2 examples)
+    FederatedData('table', train: 1 client / 2 examples, test: 1 client / 2 examples)
     >>> data.schema.target.classes
     ('no', 'yes')
     """
@@ -82,6 +86,9 @@ def from_frame(
     table = arrow_table(frame, name, client)
     check_names(table, name, client=client, target=target, split=split)
     owners = _owners(TableColumn(client, table.column(client), name))
+    require_integer("min_examples", min_examples, 1)
+    if min_examples > 1:
+        table, owners = _large_clients(table, owners, min_examples, name)
     described = _attributes(table, attributes, owners, name, {client, target, split})
     if described and columns is None and schema is None:
         table = table.drop_columns(list(described))
@@ -164,6 +171,16 @@ def _owners(column: TableColumn) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     codes, names = client_names(column)
     order, ids = client_of_rows(names)
     return order[codes], ids
+
+
+def _large_clients(
+    table: Any, owners: tuple[NDArray[np.int64], tuple[str, ...]], min_examples: int, name: str
+) -> tuple[Any, tuple[NDArray[np.int64], tuple[str, ...]]]:
+    """The rows of clients that have at least `min_examples` of them, and the client of each of these rows."""
+    which, ids = owners
+    kept = large_enough(np.bincount(which, minlength=len(ids)).tolist(), min_examples, name)
+    rows = np.isin(which, kept)
+    return table.filter(rows), (np.searchsorted(kept, which[rows]), tuple(ids[k] for k in kept))
 
 
 def client_names(column: TableColumn) -> tuple[NDArray[np.int64], list[str]]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from equipoise.core.files import is_unfinished, locked, remove_unfinished, write_atomically
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.experiment.family_files import MANIFEST, write_family, write_single
-from equipoise.experiment.run_files import RunFolder, refuse_damaged_files, write_outcome
+from equipoise.experiment.run_files import ORDER, RunFolder, refuse_damaged_files, write_outcome
 
 if TYPE_CHECKING:
     from equipoise.experiment.build import PreparedRun
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 
 IN_STUDY = "runs of a study leave none, because writing them takes seconds. For one run: equipoise export DIR"
-ORDER = "order.txt"  # in the folder of a study: the names of its runs in order, one per line
 
 
 def refuse_taken(path: Path) -> None:

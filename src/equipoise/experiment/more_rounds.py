@@ -14,8 +14,7 @@ from equipoise.errors import ConfigError
 from equipoise.experiment import toml
 from equipoise.experiment.config import RunConfig
 from equipoise.experiment.config_tables import read_toml
-from equipoise.experiment.folder import ORDER
-from equipoise.experiment.run_files import RunFolder
+from equipoise.experiment.run_files import ORDER, RunFolder
 from equipoise.types import Observer
 
 if TYPE_CHECKING:

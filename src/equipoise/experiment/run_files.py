@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from equipoise.errors import ConfigError
 
 if TYPE_CHECKING:
     from equipoise.result import Result
+
+ORDER = "order.txt"  # in the folder of a study: the names of its runs in order, one per line
 
 
 class _File:
@@ -132,3 +135,12 @@ def refuse_damaged_files(folder: RunFolder, checksums: Mapping[str, str]) -> Non
             raise ConfigError(f"{folder.rounds} is damaged: it names a file outside its folder.")
         if file.exists() and file_checksum(file) != expected:
             raise ConfigError(f"{file} is damaged: it is not what the run has left (its checksum differs). Run it anew.")
+
+
+def method_folder(name: str) -> str:
+    """The name of a method as the name of a folder.
+
+    >>> method_folder("Δ-FL 0.5, lr 0.1")
+    'Δ-FL-0.5-lr-0.1'
+    """
+    return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "run"

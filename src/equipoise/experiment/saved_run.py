@@ -1,9 +1,11 @@
-"""Writes a result that was made in Python as the folder of a run, which reports read like any other."""
+"""Writes what was made in Python as folders that reports read like any other: a result as a run, a comparison as a study."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,16 +14,49 @@ from equipoise.errors import InvalidParameter, NotWritten
 from equipoise.experiment.config import PYTHON
 from equipoise.experiment.family_files import write_single
 from equipoise.experiment.recorded import RecordedConfig
-from equipoise.experiment.run_files import RunFolder, write_outcome
+from equipoise.experiment.run_files import ORDER, RunFolder, method_folder, write_outcome
 from equipoise.experiment.train_options import TrainRecord
 from equipoise.observers import history_lines
 
 if TYPE_CHECKING:
+    from equipoise.compare import Comparison
     from equipoise.result import Result
 
 
 def save_result(result: Result, path: str | Path) -> Path:
     """Write the folder of a run; it appears whole or not at all, and never over another."""
+    return _write_whole(path, lambda folder: write_files(result, RunFolder(folder)))
+
+
+def save_comparison(comparison: Comparison, path: str | Path) -> Path:
+    """Write the folder of a study, with a folder for each run; it appears whole or not at all, and never over another."""
+
+    def write(folder: Path) -> None:
+        names = _folders_of_runs(comparison)
+        for name, run in zip(names, comparison.all_results, strict=True):
+            (folder / name).mkdir()
+            write_files(run, RunFolder(folder / name))
+        write_atomically(folder / ORDER, "".join(f"{name}\n" for name in names).encode())
+        comparison.report(folder / "report.html")
+
+    return _write_whole(path, write)
+
+
+def _folders_of_runs(comparison: Comparison) -> list[str]:
+    """The name of the folder of each run: method and seed; methods that make the same name are numbered."""
+    names: list[str] = []
+    taken: set[str] = set()
+    for method, runs in comparison.results.items():
+        short = method_folder(method)[:80]
+        number = next(k for k in itertools.count(1) if (short if k == 1 else f"{short}-method{k}").casefold() not in taken)
+        name = short if number == 1 else f"{short}-method{number}"
+        taken.add(name.casefold())
+        names += [f"{name}-{run.seed}" for run in runs]
+    return names
+
+
+def _write_whole(path: str | Path, write: Callable[[Path], None]) -> Path:
+    """Fill a new folder by `write`; it appears whole or not at all, and never over another."""
     target = Path(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
@@ -29,7 +64,7 @@ def save_result(result: Result, path: str | Path) -> Path:
             raise InvalidParameter("path", "must be a new or empty folder", str(path), "A run never overwrites another.")
         beside.mkdir(parents=True)
         try:
-            write_files(result, RunFolder(beside))
+            write(beside)
             move(beside, target)  # also over an empty folder, but not over one that has been filled meanwhile
         finally:
             shutil.rmtree(beside, ignore_errors=True)

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,9 +24,8 @@ from equipoise.errors import ConfigError
 from equipoise.experiment.config import SECTIONS as RUN_SECTIONS
 from equipoise.experiment.config import RunConfig
 from equipoise.experiment.config_tables import override, read_toml, refuse_unknown, section, with_value
-from equipoise.experiment.folder import ORDER
 from equipoise.experiment.origin import Origin
-from equipoise.experiment.run_files import RunFolder
+from equipoise.experiment.run_files import ORDER, RunFolder, method_folder
 from equipoise.experiment.values import NONE, check_value, toml_text, value_text
 
 MOST_SEEDS = 10_000
@@ -74,7 +72,7 @@ def read_study(path: Path, overrides: Iterable[str] = (), *, out: Path, trust: b
             except ConfigError as failure:
                 raise ConfigError(f"methods.{method}: {failure}") from failure
             config = replace(config, train=replace(config.train, threads=config.train.threads or 1))
-            runs.append(PlannedRun(RunFolder(out / f"{_slug(name)}-{seed}"), name, seed, config))
+            runs.append(PlannedRun(RunFolder(out / f"{method_folder(name)}-{seed}"), name, seed, config))
     if len({run.folder.path for run in runs}) < len(runs):
         raise ConfigError("Two methods have names that make the same folder. Give them names that differ in letters or digits.")
     return runs
@@ -133,15 +131,6 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
         same_part = isinstance(old, Mapping) and isinstance(value, Mapping) and value.get("name") in (None, old.get("name"))
         result[key] = merged(old, value) if same_part and isinstance(old, Mapping) else value
     return result
-
-
-def _slug(name: str) -> str:
-    """A name as the name of a folder.
-
-    >>> _slug("Δ-FL 0.5, lr 0.1")
-    'Δ-FL-0.5-lr-0.1'
-    """
-    return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "run"
 
 
 def prepare(runs: Sequence[PlannedRun]) -> None:

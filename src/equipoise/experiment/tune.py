@@ -287,8 +287,10 @@ def noise_words(results: Sequence[TrialResult]) -> str:
     if not alike:
         return ""
     found = apart[alike[0]].words(alike[0], "{:.2g}".format)
+    same = apart[alike[0]].constant
+    why = "and there is no spread between seeds" if same else "and the 95 % interval of the paired differences contains 0"
     return (
-        f"The best is within the noise of the next: {found}, and the 95 % interval of the paired differences contains 0. The "
+        f"The best is within the noise of the next: {found}, {why}. The "
         f"seeds do not tell {len(alike)} of {len(others)} other trials from the best: {listed(alike, 5)}. Take one of them for "
         "other reasons, or add seeds in [search]."
     )

@@ -12,8 +12,9 @@ import torch
 from equipoise.core.version import VERSION
 from equipoise.metrics import summarise, summarise_metric
 from equipoise.privacy.drowned_sums import drowning_words
-from equipoise.report.text.phrases import FEW_EXAMPLES
+from equipoise.report.text.sentences import FEW_CLIENTS, with_article
 from equipoise.risk.groups import Groups, checked_groups, group_name
+from equipoise.small_clients import FEW_EXAMPLES
 
 if TYPE_CHECKING:
     from equipoise.client_table import ClientTable
@@ -221,12 +222,8 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
         yield ""
     yield "## Who is left behind"
     yield ""
-    if (above := behind["clients_above_twice_the_mean"]) is not None:
-        yield (
-            f"The tenth of the {behind['clients']} {content['judged_on']} clients that fares worst has a mean {noun} of "
-            f"{number(behind['worst_tenth_mean'])}. {above} {'client has' if above == 1 else 'clients have'} more than twice "
-            "the mean."
-        )
+    if behind["clients_above_twice_the_mean"] is not None:
+        yield _worst_words(behind, content["judged_on"], noun, number(behind["worst_tenth_mean"]))
     if behind["worst_clients"]:
         few = [row["examples"] < FEW_EXAMPLES for row in behind["worst_clients"]]
         listed = ", ".join(
@@ -247,6 +244,17 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
     yield "## How it was made"
     yield ""
     yield ", ".join(f"{name} {value}" for name, value in content["made_with"].items()) + "."
+
+
+def _worst_words(behind: Mapping[str, Any], split: str, noun: str, worst: str) -> str:
+    """How the clients fare that fare worst, and how many err twice the mean; of few clients it is about the last one."""
+    clients, above, kind = behind["clients"], behind["clients_above_twice_the_mean"], {"train": "training"}.get(split, split)
+    if clients == 1:
+        return f"There is one {kind} client. Its {noun} is {worst}."
+    more = f"{above} {'client has' if above == 1 else 'clients have'} more than twice the mean."
+    if clients <= FEW_CLIENTS and split != "train":  # training clients count by their examples
+        return f"Of the {clients} {kind} clients, the one that fares worst has {with_article(noun)} of {worst}. {more}"
+    return f"The tenth of the {clients} {kind} clients that fares worst has a mean {noun} of {worst}. {more}"
 
 
 def escaped(text: object) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from equipoise.core.version import VERSION
 from equipoise.report.data.over_seeds import Spread
-from equipoise.report.data.paired import LEAST_SEEDS, RULE, paired
+from equipoise.report.data.paired import LEAST_SEEDS, NO_SPREAD, RULE, paired
 from equipoise.reproduce.entry import Claim, Experiment, Scale
 from equipoise.reproduce.published import PublishedTable, table
 
@@ -172,6 +172,7 @@ class Reproduction:
         equal = "undecided" if found.seeds < LEAST_SEEDS else "does not hold"
         word = {"lower": "holds", "higher": "does not hold", "equal": equal, "undecided": "undecided"}[found.verdict]
         digits = self.entry.figures[claim.figure].digits
+        word += f" ({NO_SPREAD})" if found.constant and found.seeds >= LEAST_SEEDS else ""
         return f"{text}: **{word}**. {found.words(claim.higher, lambda value: f'{value:.{digits}f}')}."
 
     def stated_claims(self) -> list[Claim]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.experiment.family_files import MEMBERS
-from equipoise.experiment.folder import ORDER
+from equipoise.experiment.run_files import ORDER
 from equipoise.experiment.saved_family import VERSIONS
 from equipoise.serve.pages_text import readable
 from equipoise.serve.refusals import Gone

@@ -7,11 +7,11 @@ that the spread of the differences, and not that of each method, says how far a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from equipoise.errors import InvalidParameter
+from equipoise.errors import InvalidParameter, nearest_name
 from equipoise.metrics import Interval
 from equipoise.report.data.over_seeds import Spread
 
@@ -19,8 +19,10 @@ LEAST_SEEDS = 3  # of a verdict; with two, both agree in half of all comparisons
 CONFIDENCE = 0.95
 RULE = (
     "A difference counts if there are 3 seeds or more and the 95 % interval of the paired differences (Student's t, which "
-    "takes them to be roughly normal) does not contain 0; otherwise it is undecided."
+    "takes them to be roughly normal) does not contain 0; otherwise it is undecided. So is one that is the same in all seeds: "
+    "without a spread between them, seeds do not tell it from chance."
 )
+NO_SPREAD = "no spread between seeds"
 Verdict = Literal["lower", "higher", "equal", "undecided"]
 
 
@@ -59,6 +61,8 @@ class PairedDifference:
     >>> found = PairedDifference("tail", (-0.02, -0.03, -0.01))
     >>> found.verdict, found.lower, round(found.spread.mean, 6), found.interval.text("{:.3f}".format)
     ('undecided', 3, -0.02, '-0.045 to 0.005')
+    >>> PairedDifference("tail", (-0.02, -0.02, -0.02)).verdict_words
+    'undecided (no spread between seeds)'
     """
 
     method: str
@@ -80,9 +84,19 @@ class PairedDifference:
         return sum(value < 0 for value in self.values)
 
     @property
+    def constant(self) -> bool:
+        """Whether several seeds give the same difference other than 0, up to rounding: they then say nothing about chance."""
+        if self.seeds < 2 or not any(self.values) or not all(map(math.isfinite, self.values)):
+            return False
+        return max(self.values) - min(self.values) <= 1e-9 * max(map(abs, self.values))
+
+    @property
     def interval(self) -> Interval:
-        """The 95 % interval of the mean: mean ± t · s / √n with n − 1 degrees of freedom; unbounded below 3 seeds."""
-        if self.seeds < LEAST_SEEDS or not all(map(math.isfinite, self.values)):
+        """The 95 % interval of the mean: mean ± t · s / √n with n − 1 degrees of freedom.
+
+        It is unbounded below 3 seeds, and if the difference is the same in all seeds.
+        """
+        if self.seeds < LEAST_SEEDS or self.constant or not all(map(math.isfinite, self.values)):
             return Interval(-math.inf, math.inf)
         spread = self.spread
         reach = student_quantile(CONFIDENCE, self.seeds - 1) * spread.deviation / math.sqrt(self.seeds)
@@ -95,6 +109,11 @@ class PairedDifference:
             return "equal"
         found = self.interval
         return "lower" if found.high < 0 else "higher" if found.low > 0 else "undecided"
+
+    @property
+    def verdict_words(self) -> str:
+        """The verdict, with the reason if all seeds give the same difference."""
+        return f"{self.verdict} ({NO_SPREAD})" if self.constant and self.seeds >= LEAST_SEEDS else self.verdict
 
     def words(self, baseline: str, write: Callable[[float], str]) -> str:
         """The difference in words, its size written by `write`, e.g. "tail is lower than FedAvg by 0.020 ± 0.010".
@@ -120,6 +139,25 @@ def paired(method: str, values: Mapping[int, float], baseline: Mapping[int, floa
     """The differences of a method's figures, by seed, from those of a baseline, in the seeds that both have."""
     pairs = [(values[seed], baseline[seed]) for seed in baseline if seed in values]
     return PairedDifference(method, tuple(0.0 if _alike(after, before) else after - before for after, before in pairs))
+
+
+def contradiction_words(
+    baseline: str, validation: Iterable[PairedDifference], test: Iterable[PairedDifference], figure: str = "90th percentile"
+) -> str:
+    """Sentences on methods that are lower than the baseline on validation clients and higher on test clients, or vice versa.
+
+    >>> lower, higher = (PairedDifference("q", values) for values in ((-2.0, -2.1, -1.9), (1.0, 1.1, 0.9)))
+    >>> contradiction_words("FedAvg", [lower], [higher])[:55]
+    'Validation and test clients contradict each other on q:'
+    """
+    pairs = [(before, after) for before, after in zip(validation, test, strict=True)
+             if {before.verdict, after.verdict} == {"lower", "higher"}]  # fmt: skip
+    return " ".join(
+        f"Validation and test clients contradict each other on {after.method}: its {figure} is {before.verdict} than that of "
+        f"{baseline} on validation clients, and {after.verdict} on test clients. The seeds agree on both, so that the clients "
+        "are the reason: claim neither."
+        for before, after in pairs
+    )
 
 
 def _alike(after: float, before: float) -> bool:
@@ -149,7 +187,8 @@ class Differences:
     def __getitem__(self, method: str) -> PairedDifference:
         found = {row.method: row for row in self.rows}
         if method not in found:
-            raise InvalidParameter("method", f"must be one of {', '.join(found)}", method)
+            fix = "This is the baseline." if method == self.baseline else nearest_name(method, found)
+            raise InvalidParameter("method", f"must be one of {', '.join(found)}", method, fix)
         return found[method]
 
     def lines(self, digits: int = 3, factor: float = 1.0) -> list[str]:
@@ -161,14 +200,14 @@ class Differences:
 
         width = max(map(len, ("method", *(row.method for row in self.rows))))
         heads = f"{'method':<{width}}{'difference':>18}  {'95 % interval':<19}{'seeds':<16}"
-        return [f"{heads}verdict", *(f"{row.method:<{width}}{texts(row)}{row.verdict}" for row in self.rows)]
+        return [f"{heads}verdict", *(f"{row.method:<{width}}{texts(row)}{row.verdict_words}" for row in self.rows)]
 
     def short(self, digits: int = 3, factor: float = 1.0) -> list[str]:
-        """The rows under a short title, for below a table of methods."""
+        """The rows under a short title and above a line on what the interval covers, for below a table of methods."""
         seeds = min((row.seeds for row in self.rows), default=0)
         few = f" An interval needs {LEAST_SEEDS} seeds." if seeds < LEAST_SEEDS else ""
         title = f"Paired differences of the {self.figure} from {self.baseline}, seed by seed (Student's t).{few}"
-        return [title, *self.lines(digits, factor)]
+        return [title, *self.lines(digits, factor), *([f"The interval covers {self.covers}."] if self.covers else [])]
 
     def __str__(self) -> str:
         seeds = max((row.seeds for row in self.rows), default=0)

@@ -17,7 +17,7 @@ from equipoise import metrics
 from equipoise.core.error_names import ABSOLUTE, SQUARED, ZERO_ONE, error_definition
 from equipoise.errors import InvalidParameter, require
 from equipoise.report.data.over_seeds import Spread, figures_of, in_percent, intervals_of, malicious_clients, trivial_name
-from equipoise.report.data.paired import PairedDifference, paired
+from equipoise.report.data.paired import PairedDifference, contradiction_words, paired
 from equipoise.report.text.phrases import sample_words
 from equipoise.report.text.sentences import (
     JudgedClients,
@@ -172,7 +172,7 @@ class Study:
         unseen = not any(bool(rows.seen.any()) for rows in tables)
         benign = sum(map(len, tables)) < sum(len(rows) for method in methods for rows in method.all_rows)
         means = any(clients is not None for clients in in_means)
-        judged = JudgedClients((min(counts), max(counts)), split, unseen, weighted, benign, means)
+        judged = JudgedClients((min(counts), max(counts)), split, unseen, weighted, benign, means, results[0].at_least)
         return cls(tuple(methods), judged, _scale(results, methods))
 
     @property
@@ -249,6 +249,14 @@ class Study:
             return None
         figures = {name: row["percentile_90"].mean for name, row in self.validation.table.items()}
         return ValidationFigures(figures, str(self.validation.judged))
+
+    @property
+    def contradictions(self) -> str:
+        """Sentences on methods that validation and test clients judge in opposite ways; empty if there are none."""
+        if self.validation is None:
+            return ""
+        on_validation, on_test = (study.paired_differences("percentile_90") for study in (self.validation, self))
+        return contradiction_words(self.methods[0].name, on_validation, on_test)
 
     @property
     def data_name(self) -> str:

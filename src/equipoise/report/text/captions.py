@@ -109,7 +109,7 @@ def _curves(study: Study, band: str, smoothed: str) -> Caption:
     if study.evaluated:
         return (
             f"{what} over the rounds: where curves are flat, more rounds bring little",
-            f"The {noun} over {study.judged}, evaluated along the way.{band}"
+            f"The {noun} over {_evaluated_clients(study)}, evaluated along the way.{band}"
             f"{served_model(study, brief=True)}{_late_own_models(study)}",
         )
     return (
@@ -117,6 +117,11 @@ def _curves(study: Study, band: str, smoothed: str) -> Caption:
         f"Of the clients drawn in a round: their mean, and the mean of the tenth with the largest loss.{band}{smoothed}"
         f"{_loss_caveat(study)}{_loss_origin(study)}",
     )
+
+
+def _evaluated_clients(study: Study) -> str:
+    """The clients of evaluations during training: small ones were not left out of these."""
+    return f"all {study.judged.split} clients, also small ones" if study.judged.at_least else str(study.judged)
 
 
 def _late_own_models(study: Study) -> str:
@@ -178,8 +183,8 @@ def trivial_note(study: Study) -> str:
     several = len(study.methods) > 1
     words = [f"{f'{name}: ' * several}{round(count, 1):,g}" for name, count in counts if count is not None]
     over = " (mean over seeds)" if study.seeds > 1 else ""
-    who = f"{study.judged.benign_word}clients"
-    return f"{text}Of the {count_words(study.judged.count)} {who}, worse off than with this answer{over}: {'; '.join(words)}."
+    who = f"{count_words(study.judged.count)} {study.judged.benign_word}{plural('client', study.judged.count[1])}"
+    return f"{text}Of the {who}, worse off than with this answer{over}: {'; '.join(words)}."
 
 
 def nonfinite_note(study: Study) -> str:

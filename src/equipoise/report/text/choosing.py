@@ -34,7 +34,7 @@ def differences_section(study: Study) -> Iterator[str]:
     for index, method in enumerate(study.methods[1:], start=1):
         cells = [_cell(study, found[figure][index - 1]) for figure in _SHOWN]
         tail = found["percentile_90"][index - 1]
-        yield row(header_cell(method.name, swatch(index)), (*cells, lower_words(tail), tail.verdict))
+        yield row(header_cell(method.name, swatch(index)), (*cells, lower_words(tail), tail.verdict_words))
     yield close_table()
     yield "</section>"
 

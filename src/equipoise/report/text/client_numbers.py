@@ -11,7 +11,8 @@ import torch
 from equipoise.metrics import counts_wrong, share_interval
 from equipoise.report.data.by_client import LEAST_SEEDS, ClientErrors, mean_over_seeds
 from equipoise.report.data.results_by_method import Numbers, Study
-from equipoise.report.text.phrases import FEW_EXAMPLES, minus
+from equipoise.report.text.phrases import minus
+from equipoise.small_clients import FEW_EXAMPLES
 
 
 def seeds_words(found: ClientErrors) -> str:

@@ -12,6 +12,7 @@ from equipoise.report.data.over_seeds import malicious_clients, without_own_mode
 from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.text.phrases import attack_words, listed, untrained_words
 from equipoise.report.text.tables import BACKDOOR, backdoor_table, malicious_table, nonbreaking, rejected_table, swatch
+from equipoise.small_clients import small_clients_words
 
 if TYPE_CHECKING:
     from equipoise.privacy.accounting import Spent
@@ -22,7 +23,7 @@ NOT_COVERED = "ε covers the released models; metrics of training clients, logs 
 
 
 def header_note(study: Study) -> str:
-    """A note on a sample, malicious clients and own models, for below the headline; empty for runs with none of these."""
+    """A note on a sample, malicious clients, own models and small clients, for below the headline; empty without any."""
     sentences = [f"Figures are of {study.sample}."] if study.sample else []
     if study.attacked:
         end = ", and figures are of the benign ones" if study.judged.benign else ""
@@ -40,6 +41,7 @@ def header_note(study: Study) -> str:
         )
     if untrained := untrained_words({method.name: method.runs for method in study.methods}):
         sentences.append(untrained)
+    sentences += filter(None, (study.contradictions, small_clients_words(study.runs)))
     return " ".join(sentences)
 
 

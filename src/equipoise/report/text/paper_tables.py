@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from equipoise.errors import InvalidParameter, require, require_integer
+from equipoise.errors import InvalidParameter, nearest_name, require, require_integer, require_name
 from equipoise.metrics import PERCENTILES, Summary, percentile
 from equipoise.report.data.over_seeds import (
     FIGURES,
@@ -21,8 +21,18 @@ from equipoise.report.data.over_seeds import (
     trivial_name,
     trivial_summary,
 )
-from equipoise.report.data.paired import LEAST_SEEDS, Differences, difference_text, interval_text, paired
-from equipoise.report.text.phrases import capital, listed, remarks
+from equipoise.report.data.paired import (
+    LEAST_SEEDS,
+    RULE,
+    Differences,
+    contradiction_words,
+    difference_text,
+    interval_text,
+    paired,
+)
+from equipoise.report.text.phrases import capital, listed, plural, remarks
+from equipoise.run_summary import missing_words
+from equipoise.small_clients import small_clients_words
 
 if TYPE_CHECKING:
     from equipoise.run_record import RunRecord
@@ -128,10 +138,10 @@ def paper_table(
     """
     chosen = [figures] if isinstance(figures, str) else list(figures)
     unknown = next((name for name in chosen if name not in HEADINGS), None)
-    require(unknown is None and len(chosen) > 0, "figures", f"must be some of {', '.join(HEADINGS)}", unknown)
+    good = unknown is None and len(chosen) > 0
+    require(good, "figures", f"must be some of {', '.join(HEADINGS)}", unknown, nearest_name(unknown, HEADINGS))
     records = [run for runs in methods.values() for run in runs]
-    columns = [name for name in ("error", "loss", *records[0].clients.metrics) if all(_has(run, name) for run in records)]
-    require(column in columns, "column", f"must be one of {', '.join(columns)}", column)
+    require_name("column", column, _columns(records))
     require(isinstance(percent, bool), "percent", "must be True or False", percent)
     if percent and not _are_shares(records, column):
         rule = f"must be False for the column {column!r}, whose values are no shares between 0 and 1"
@@ -155,25 +165,25 @@ def paper_table(
     text = write(f"{caption}.{' The best of a column is bold.' if best and write is latex_table else ''}", rows, remark, best)
     if baseline is None:
         return text
-    below = [["method", *(HEADINGS[name] for name in chosen)]]
+    below = [["method", *(head for name in chosen for head in (HEADINGS[name], "verdict"))]]
     below += [[name] for name in methods if name != baseline]
     for figure in chosen:
         factor, after = _scale(figure, percent, digits)
         for cells_of, each in zip(below[1:], differences_of(methods, baseline, figure, column), strict=True):
-            known = f" ({interval_text(each, after, factor)})" if each.seeds >= LEAST_SEEDS else ""
-            cells_of.append(f"{difference_text(each, after, factor)}{known}, {each.lower}/{each.seeds}")
+            known = f" ({interval_text(each, after, factor)})" if each.seeds >= LEAST_SEEDS and not each.constant else ""
+            cells_of += [f"{difference_text(each, after, factor)}{known}, {each.lower}/{each.seeds}", each.verdict_words]
     seeds = min(map(len, methods.values()))
     missing = "" if seeds >= LEAST_SEEDS else f" An interval needs {LEAST_SEEDS} seeds."
     title = (
         f"Paired differences from {baseline}, seed by seed: mean ± standard deviation (95 % interval by Student's t), and in "
-        f"how many seeds the method is lower.{missing}"
+        f"how many seeds the method is lower. {RULE}{missing}"
     )
     return f"{text}\n\n{write(title, below, f'The interval covers {covered_by_seeds(records)}.', frozenset())}"
 
 
 def require_baseline(baseline: str, methods: Mapping[str, Sequence[RunRecord]]) -> None:
     """Refuse a baseline that is no method, or the only one."""
-    require(baseline in methods, "baseline", f"must be one of {', '.join(methods)}", baseline)
+    require_name("baseline", baseline, methods)
     fix = "Compare it with another method."
     require(len(methods) > 1, "baseline", "must have another method beside it", baseline, fix)
 
@@ -182,11 +192,10 @@ def differences_of(
     methods: Mapping[str, Sequence[RunRecord]], baseline: str, figure: str, column: str = "error"
 ) -> Differences:
     """The paired differences of a figure, of all methods from a baseline, over the seeds that they share with it."""
-    require(figure in HEADINGS, "figure", f"must be one of {', '.join(HEADINGS)}", figure)
+    require_name("figure", figure, HEADINGS)
     require_baseline(baseline, methods)
     records = [run for runs in methods.values() for run in runs]
-    columns = [name for name in ("error", "loss", *records[0].clients.metrics) if all(_has(run, name) for run in records)]
-    require(column in columns, "column", f"must be one of {', '.join(columns)}", column)
+    require_name("column", column, _columns(records))
     by_seed = {name: {run.seed: _figures(run, column, [figure])[figure] for run in runs} for name, runs in methods.items()}
     first = records[0]
     what = {"error": first.measured, "loss": "loss"}.get(column, column)
@@ -195,6 +204,25 @@ def differences_of(
         tuple(paired(name, by_seed[name], by_seed[baseline]) for name in methods if name != baseline),
         covered_by_seeds(records),
     )  # fmt: skip
+
+
+def judged_on_validation(methods: Mapping[str, Sequence[RunRecord]]) -> dict[str, list[RunRecord]] | None:
+    """The same runs judged on validation data; None unless they are judged on test clients, and all have both."""
+    runs = [run for each in methods.values() for run in each]
+    if any(run.judged_on != "test" or "validation" not in run.clients.split for run in runs):
+        return None
+    found = {name: [run.judged_by("validation") for run in each] for name, each in methods.items()}
+    known = (run.clients.where("validation").clients_in_mean is None for each in found.values() for run in each)
+    return found if all(known) else None
+
+
+def contradictions_of(methods: Mapping[str, Sequence[RunRecord]], baseline: str) -> str:
+    """Sentences on methods whose verdicts on the 90th percentile contradict each other on validation and on test clients."""
+    validation = judged_on_validation(methods)
+    if validation is None or len(methods) < 2:
+        return ""
+    on_test, on_validation = (differences_of(each, baseline, "percentile_90") for each in (methods, validation))
+    return contradiction_words(baseline, on_validation, on_test)
 
 
 def _best_cells(rows: Sequence[Sequence[str]], figures: Sequence[str], *, higher: bool) -> Cells:
@@ -220,8 +248,10 @@ def _are_shares(records: Sequence[RunRecord], column: str) -> bool:
     return bool(((finite >= 0) & (finite <= 1)).all())
 
 
-def _has(run: RunRecord, column: str) -> bool:
-    return column in ("error", "loss") or column in run.clients.metrics
+def _columns(records: Sequence[RunRecord]) -> list[str]:
+    """The columns that all runs have: error, loss and metrics."""
+    shared = (name for name in records[0].clients.metrics if all(name in run.clients.metrics for run in records))
+    return ["error", "loss", *shared]
 
 
 def _caption(methods: Mapping[str, Sequence[RunRecord]], column: str, percent: bool, note: str) -> str:
@@ -242,9 +272,10 @@ def _remark(methods: Mapping[str, Sequence[RunRecord]], column: str, factor: flo
     own = [name for name, row in full.items() if "shared_mean" in row]
     sentences = [f"Under {listed(own)}, clients are served their own models."] if own else []
     sentences.append(remarks(methods, table, lambda value: f"{factor * value:.{digits}f}"))
+    sentences.append(small_clients_words([run for runs in methods.values() for run in runs], hint=""))
     found = [run.summary().metrics.get(column) for runs in methods.values() for run in runs]
     if missing := max(each.missing if each is not None else 0 for each in found):
-        sentences.append(f"Up to {missing} clients have no {column} and are left out.")
+        sentences.append(f"Up to {missing} {plural('client', missing)} {missing_words(missing, column)}")
     return " ".join(filter(None, sentences))
 
 

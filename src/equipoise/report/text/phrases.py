@@ -16,7 +16,6 @@ from equipoise.report.data.over_seeds import (
 if TYPE_CHECKING:
     from equipoise.run_record import RunRecord
 
-FEW_EXAMPLES = 30  # on fewer, chance moves a client's error by 10 points and more
 SHARED = "  shared model"  # the row below a method whose clients are served their own models
 INTERVAL = "  95 % interval"  # the row below a method that was judged on a sample of clients
 

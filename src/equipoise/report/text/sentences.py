@@ -13,6 +13,7 @@ from equipoise.report.text.phrases import count_words, plural
 # By name: those of `FIGURES`, "trained" and "seconds"; where clients have their own models also "shared_mean" and so on.
 MethodFigures = Mapping[str, Spread]
 
+FEW_CLIENTS = 10  # of these or fewer, the worst 10 % are the one that fares worst
 MEANS_ONLY = "Under secure sums nothing else is known of how single clients fare."
 
 
@@ -84,11 +85,13 @@ class JudgedClients:
     weighted: bool  # whether clients count by their examples
     benign: bool = False  # whether malicious clients are left out
     means: bool = False  # whether only means over them are known, under secure sums
+    at_least: int = 0  # examples of each; clients with fewer are left out
 
     def __str__(self) -> str:
         split = {"train": "training"}.get(self.split, self.split)
         kind = f"{'unseen ' if self.unseen else ''}{self.benign_word}{split}"
-        return f"{count_words(self.count)} {kind} {plural('client', self.count[1])}"
+        large = f" with {self.at_least} examples or more" if self.at_least else ""
+        return f"{count_words(self.count)} {kind} {plural('client', self.count[1])}{large}"
 
     @property
     def weighed(self) -> str:
@@ -208,10 +211,11 @@ def _unclear(table: Mapping[str, MethodFigures], scale: ValueFormat, best: str, 
     baseline = next(iter(table))
     spread, lower = Spread.of(found), sum(each < 0 for each in found)
     before, after = (scale.value(table[name]["percentile_90"].mean) for name in (baseline, best))
-    return (
-        f"{before} under {baseline}, {after} under {best}; the difference varies by ± {scale.number(spread.deviation)} over "
-        f"{len(found)} seeds (lower in {lower} of them)"
-    )
+    both = f"{before} under {baseline}, {after} under {best}"
+    if PairedDifference(best, tuple(found)).constant:
+        return f"{both}; the difference is the same in all {len(found)} seeds, which then do not tell it from chance"
+    varies = f"the difference varies by ± {scale.number(spread.deviation)} over {len(found)} seeds (lower in {lower} of them)"
+    return f"{both}; {varies}"
 
 
 def _change(table: Mapping[str, MethodFigures], scale: ValueFormat, best: str) -> str:
@@ -281,9 +285,12 @@ def method_sentence(
         text = f"The one {str(judged).removeprefix('1 ')} sees {with_article(scale.noun)} of {value}."
         return text if shared_median is None else f"{text} With the shared model it is {scale.value(row['shared_mean'].mean)}."
     weighed = f"{judged.weighed}," if judged.weighed else ""
+    tail = f"the one that fares worst sees {scale.value(worst)}"
+    if judged.weighted or judged.count[1] > FEW_CLIENTS:
+        tail = f"the worst 10 % see {scale.value(worst)} on average"
     text = (
         f"Half of the {judged}{weighed} see {with_article(scale.noun)} of {scale.value(median)} or less; "
-        f"the worst 10 % see {scale.value(worst)} on average{_mean_over(seeds)}."
+        f"{tail}{_mean_over(seeds)}."
     )
     if shared_median is None:
         return text
