@@ -26,7 +26,10 @@ _BLOCK_BYTES = 1 << 24  # of a CSV file that is read in pieces
 _PIECE_ROWS = 1 << 16  # of Parquet files
 _COMPRESSION = 8  # guessed
 _HEADER_BYTES = 1 << 16  # that are looked at for another delimiter
-_SPELLING = "equipoise spelling"  # the key of the metadata of a table that was a CSV file
+_READ_BY = "equipoise csv"  # the key of the metadata of a table that was a CSV file
+CSV_DEFAULTS: dict[str, Any] = {
+    "delimiter": ",", "decimal": ".", "encoding": "utf-8", "missing": (), "thousands": "", "date_format": "",
+}  # fmt: skip
 
 
 def require_column_name(parameter: str, name: Any) -> None:
@@ -39,7 +42,7 @@ def read_csv(
     date_format: str = "", text: Sequence[str] = (),
 ) -> Any:  # fmt: skip
     """A CSV file, also compressed, as an Arrow table. Types come from all rows; empty cells and NA, NaN, null are missing.
-    Columns `text` stay text. The metadata of the table hold how numbers and dates were read, for `spelling_of`.
+    Columns `text` stay text. The metadata of the table hold how it was read, for `spelling_of` and `reading_of`.
 
     The column `client` is text as it stands, so that 007 and 7 are two clients; 7.0 is 7. "NA" is a client, with a notice.
     """
@@ -71,16 +74,32 @@ def read_csv(
     _refuse_other_delimiter(path, names, delimiter)
     _refuse_binary(path, dict(zip(names, table.schema.types, strict=True)), encoding)
     table = with_numbers(table, decimal, thousands, but=(client, *text))
-    given = {"decimal": decimal, "thousands": thousands, "date_format": date_format}
-    return table.replace_schema_metadata({_SPELLING: json.dumps(given)})
+    return table.replace_schema_metadata(_read_by(delimiter, decimal, encoding, missing, thousands, date_format))
+
+
+def _read_by(*options: Any) -> dict[str, str]:
+    """The metadata of a table that was a CSV file, read by these options in the order of `CSV_DEFAULTS`."""
+    given = (sorted(each) if name == "missing" else each for name, each in zip(CSV_DEFAULTS, options, strict=True))
+    return {_READ_BY: json.dumps(dict(zip(CSV_DEFAULTS, given, strict=True)))}
+
+
+def _options_of(table: Any) -> dict[str, Any] | None:
+    """The options by which a CSV file was read, all of them; None for a table that was none."""
+    metadata = table.metadata if isinstance(table, TableFiles) else table.schema.metadata
+    found = {str(key, "utf-8") if isinstance(key, bytes) else key: value for key, value in (metadata or {}).items()}
+    return dict(json.loads(found[_READ_BY])) if _READ_BY in found else None
 
 
 def spelling_of(table: Any) -> dict[str, str] | None:
     """The options by which numbers and dates of a CSV file were read; None for a table that was none."""
-    if isinstance(table, TableFiles):
-        return table.spelling
-    found = (table.schema.metadata or {}).get(_SPELLING.encode())
-    return None if found is None else dict(json.loads(found))
+    options = _options_of(table)
+    return None if options is None else {name: options[name] for name in ("decimal", "thousands", "date_format")}
+
+
+def reading_of(table: Any) -> tuple[tuple[str, str | tuple[str, ...]], ...]:
+    """The options by which a CSV file was read and that are not the usual ones, each with its value."""
+    options = {name: tuple(value) if name == "missing" else value for name, value in (_options_of(table) or {}).items()}
+    return tuple((name, value) for name, value in options.items() if value != CSV_DEFAULTS[name])
 
 
 def temporal_of_text(texts: Any) -> Any:
@@ -280,7 +299,7 @@ class TableFiles:
     bytes: int  # about what the whole table takes in memory
     batches: Callable[[Sequence[str] | None], Iterator[Any]]  # of some columns, or of all: Arrow's record batches in order
     apart: str | None = None  # a column that must be read alone
-    spelling: dict[str, str] | None = None  # how numbers and dates of CSV files were read
+    metadata: dict[str, str] | None = None  # how CSV files were read
 
     @cached_property
     def num_rows(self) -> int:
@@ -301,7 +320,7 @@ class TableFiles:
         table = pa.Table.from_batches(found)
         if self.apart in columns and len(columns) > 1:
             table = table.set_column(columns.index(self.apart), self.apart, self.column(self.apart))
-        return table
+        return table if self.metadata is None else table.replace_schema_metadata(self.metadata)
 
 
 def parquet_files(path: PathLike, client: str) -> TableFiles:
@@ -407,8 +426,8 @@ def csv_files(
         texts = [name for name, of in types.items() if of == pa.string() and name != client]
         grouped |= grouped_numbers(batches(None), texts, decimal, thousands)
     size = sum(file.stat().st_size * (_COMPRESSION if file.suffix == ".gz" else 1) for file in files)
-    spelling = {"decimal": decimal, "thousands": thousands, "date_format": date_format}
-    return TableFiles(path, names, size, batches, client, spelling)
+    read_by = _read_by(delimiter, decimal, encoding, missing, thousands, date_format)
+    return TableFiles(path, names, size, batches, client, read_by)
 
 
 def _find_types(types: dict[str, Any], batches: Callable[[], Iterator[Any]]) -> None:
