@@ -540,3 +540,18 @@ def test_law_no_table_raises_anything_but_our_errors(columns, of_pandas):
     ):
         with contextlib.suppress(EquipoiseError):
             read_it()
+
+
+def test_a_polars_frame_of_many_rows_with_text_is_read():
+    count = 300  # enough to look for columns that give the answer away
+    frame = pl.DataFrame(
+        {
+            "ward": [f"a ward with a long name, number {row % 6}" for row in range(count)],
+            "day": ["" if row % 50 == 0 else f"2024-01-{1 + row % 28:02d}" for row in range(count)],
+            "town": [f"a town with a long name, number {row % 5}" for row in range(count)],
+            "ill": [("no", "yes")[row % 7 < 3] for row in range(count)],
+        }
+    )
+    found, expected = (eq.data.from_frame(each, client="ward", target="ill").schema for each in (frame, frame.to_pandas()))
+    assert found == expected
+    assert {rule.name: rule.kind for rule in found.columns} == {"day": "date", "town": "category"}

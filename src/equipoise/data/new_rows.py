@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise.data.csv_reading import CSV_DEFAULTS
 from equipoise.data.file_access import PathLike
-from equipoise.data.table_files import CSV_DEFAULTS, parquet_files, read_csv
+from equipoise.data.table_files import parquet_files, read_csv
 
 if TYPE_CHECKING:
     from equipoise.data.schema import Schema

@@ -21,12 +21,12 @@ from equipoise.data.arrow_tables import Kind, TableColumn, arrow_table, check_na
 from equipoise.data.clients import prefix
 from equipoise.data.column_kinds import checked_kinds, usual_kind
 from equipoise.data.column_rule import ColumnRule
+from equipoise.data.csv_reading import reading_of, spelling_of
 from equipoise.data.file_access import PathLike
 from equipoise.data.identifiers import tell_of_identifier
 from equipoise.data.leaking_columns import AnswerCheck
 from equipoise.data.new_rows import read_rows
 from equipoise.data.row_predictions import predicted_columns, table_like
-from equipoise.data.table_files import reading_of, spelling_of
 from equipoise.data.target_rule import TargetKind, TargetRule
 from equipoise.errors import InvalidData, InvalidParameter, notify, require, require_integer
 

@@ -5,7 +5,6 @@ Lines of a file are counted from 1.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.data.arrays import first_line
+from equipoise.data.csv_reading import read_by
 from equipoise.data.file_access import PathLike
 from equipoise.data.written_values import batch_with_numbers, checked_spelling, grouped_numbers, with_numbers
 from equipoise.errors import InvalidData, InvalidParameter, notify, require
@@ -26,10 +26,6 @@ _BLOCK_BYTES = 1 << 24  # of a CSV file that is read in pieces
 _PIECE_ROWS = 1 << 16  # of Parquet files
 _COMPRESSION = 8  # guessed
 _HEADER_BYTES = 1 << 16  # that are looked at for another delimiter
-_READ_BY = "equipoise csv"  # the key of the metadata of a table that was a CSV file
-CSV_DEFAULTS: dict[str, Any] = {
-    "delimiter": ",", "decimal": ".", "encoding": "utf-8", "missing": (), "thousands": "", "date_format": "",
-}  # fmt: skip
 
 
 def require_column_name(parameter: str, name: Any) -> None:
@@ -74,32 +70,7 @@ def read_csv(
     _refuse_other_delimiter(path, names, delimiter)
     _refuse_binary(path, dict(zip(names, table.schema.types, strict=True)), encoding)
     table = with_numbers(table, decimal, thousands, but=(client, *text))
-    return table.replace_schema_metadata(_read_by(delimiter, decimal, encoding, missing, thousands, date_format))
-
-
-def _read_by(*options: Any) -> dict[str, str]:
-    """The metadata of a table that was a CSV file, read by these options in the order of `CSV_DEFAULTS`."""
-    given = (sorted(each) if name == "missing" else each for name, each in zip(CSV_DEFAULTS, options, strict=True))
-    return {_READ_BY: json.dumps(dict(zip(CSV_DEFAULTS, given, strict=True)))}
-
-
-def _options_of(table: Any) -> dict[str, Any] | None:
-    """The options by which a CSV file was read, all of them; None for a table that was none."""
-    metadata = table.metadata if isinstance(table, TableFiles) else table.schema.metadata
-    found = {str(key, "utf-8") if isinstance(key, bytes) else key: value for key, value in (metadata or {}).items()}
-    return dict(json.loads(found[_READ_BY])) if _READ_BY in found else None
-
-
-def spelling_of(table: Any) -> dict[str, str] | None:
-    """The options by which numbers and dates of a CSV file were read; None for a table that was none."""
-    options = _options_of(table)
-    return None if options is None else {name: options[name] for name in ("decimal", "thousands", "date_format")}
-
-
-def reading_of(table: Any) -> tuple[tuple[str, str | tuple[str, ...]], ...]:
-    """The options by which a CSV file was read and that are not the usual ones, each with its value."""
-    options = {name: tuple(value) if name == "missing" else value for name, value in (_options_of(table) or {}).items()}
-    return tuple((name, value) for name, value in options.items() if value != CSV_DEFAULTS[name])
+    return table.replace_schema_metadata(read_by(delimiter, decimal, encoding, missing, thousands, date_format))
 
 
 def temporal_of_text(texts: Any) -> Any:
@@ -426,8 +397,8 @@ def csv_files(
         texts = [name for name, of in types.items() if of == pa.string() and name != client]
         grouped |= grouped_numbers(batches(None), texts, decimal, thousands)
     size = sum(file.stat().st_size * (_COMPRESSION if file.suffix == ".gz" else 1) for file in files)
-    read_by = _read_by(delimiter, decimal, encoding, missing, thousands, date_format)
-    return TableFiles(path, names, size, batches, client, read_by)
+    metadata = read_by(delimiter, decimal, encoding, missing, thousands, date_format)
+    return TableFiles(path, names, size, batches, client, metadata)
 
 
 def _find_types(types: dict[str, Any], batches: Callable[[], Iterator[Any]]) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from equipoise.core.tensor_files import read_tensor_file
+from equipoise.data.csv_reading import CSV_DEFAULTS
 from equipoise.data.new_rows import read_columns, read_rows
 from equipoise.data.schema import Schema
-from equipoise.data.table_files import CSV_DEFAULTS
 from equipoise.errors import ConfigError, unknown_name
 from equipoise.experiment.config import PYTHON, RunConfig
 from equipoise.experiment.config_tables import read_toml
