@@ -136,7 +136,7 @@ def test_types_of_a_csv_come_from_all_its_rows(tmp_path):
 
 
 @told
-@pytest.mark.filterwarnings("ignore:.*clients without an example to test on")
+@pytest.mark.filterwarnings("ignore:.*clients without an example to")
 def test_splits():
     inside = load(split_by="examples", test=0.5, classes=["no", "yes"])
     assert inside.train.ids == inside.test.ids == ("a", "b", "c")
