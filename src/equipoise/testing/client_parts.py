@@ -47,7 +47,7 @@ class _NoSteps(AdjustedSolver):
         return 0
 
 
-@check_of("a solver")
+@check_of("a solver", on_copy=True)
 def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
     """Zero steps give a zero update; steps move the parameters, in place; a step acts on each client alone.
 

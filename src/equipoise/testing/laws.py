@@ -61,10 +61,13 @@ def _place_of(failure: Exception) -> str:
     return f" in line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else ""
 
 
-def check_of(kind: str, *needed: str, cure: str = "") -> Callable[[Callable[P, None]], Callable[P, None]]:
+def check_of(
+    kind: str, *needed: str, cure: str = "", on_copy: bool = False
+) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Make a check raise LawBroken for a part, its first argument, that lacks what its `kind` has or that raises an error.
 
-    Errors of this library are passed on, since they name their fix.
+    Errors of this library are passed on, since they name their fix. With `on_copy` a copy of the part is checked, so that what
+    a part wrongly keeps in self is not there when the part itself trains.
     """
 
     def decorate(check: Callable[P, None]) -> Callable[P, None]:
@@ -72,8 +75,9 @@ def check_of(kind: str, *needed: str, cure: str = "") -> Callable[[Callable[P, N
         def checked(*given: P.args, **named: P.kwargs) -> None:
             part: Any = given[0] if given else next(iter(named.values()), None)
             has(part, kind, *needed, cure=cure)
+            arguments: Any = (copied(part), *given[1:]) if on_copy and given else given
             try:
-                check(*given, **named)
+                check(*arguments, **named)
             except EquipoiseError:
                 raise
             except Exception as failure:

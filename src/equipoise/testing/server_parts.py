@@ -27,7 +27,7 @@ from equipoise.testing.laws import accepts, agree, check_of, hold, keepable, rep
 from equipoise.types import Aggregator, AggregatorTraits, Averaging, Cohort, Sampler, ServerOptimizer
 
 
-@check_of("an aggregator", "__call__", "linear", cure=LINEAR_OR_NOT)
+@check_of("an aggregator", "__call__", "linear", cure=LINEAR_OR_NOT, on_copy=True)
 def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12) -> None:
     """Permutation-invariant; zero updates give zero; a linear one's total is additive over chunks and linear in the weights.
 
@@ -108,7 +108,7 @@ def _check_equal_updates(
     agree(aggregator, ANY_NUMBER, totals[1], totals[0], 1e-6)
 
 
-@check_of("a server optimiser", "begin", "step")
+@check_of("a server optimiser", "begin", "step", on_copy=True)
 def check_server_optimizer(server: ServerOptimizer, *, seed: int = 0) -> None:
     """A zero update from a fresh state changes nothing; inputs are not written to; the first step follows the update."""
     gen = torch_generator(seed, "check_server_optimizer")
