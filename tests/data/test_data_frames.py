@@ -244,6 +244,7 @@ eq.data.csv(sys.argv[1], client="hospital", target="ill", test=0.0)
         (lambda: load([1, 2]), "frame must be a pandas, Polars or Arrow table, but is 'list'"),
         (lambda: load(np.zeros((3, 2))), "Arrays: data.from_arrays"),
         (lambda: load(pl.from_pandas(PANDAS).lazy()), "A lazy table: give frame.collect()"),
+        (lambda: load("patients.csv"), "A file: read it first, by data.csv"),
     ],
 )
 def test_wrong_parameters_are_named(make, words):

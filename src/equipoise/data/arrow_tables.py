@@ -157,7 +157,8 @@ def _from_other(frame: Any, source: str) -> Any:
                 ) from failure
     raise InvalidParameter(
         "frame", "must be a pandas, Polars or Arrow table", type(frame).__name__,
-        f"It said: {first_line(failures[0])}. A lazy table: give frame.collect(). Arrays: data.from_arrays(x, y, client).",
+        f"It said: {first_line(failures[0])}. A lazy table: give frame.collect(). Arrays: data.from_arrays(x, y, client). "
+        "A file: read it first, by data.csv, data.parquet or pandas.read_csv.",
     ) from failures[0]  # fmt: skip
 
 
