@@ -100,6 +100,25 @@ def test_a_damaged_file_is_refused_with_its_path(ragged, tmp_path):
             eq.train(eq.models.Softmax(4, 3), ragged, rounds=2, clients_per_round=4, checkpoint=file)
 
 
+@pytest.mark.parametrize(
+    ("parts", "ending"),
+    [({"solver": eq.solvers.Scaffold(eq.solvers.SGD())}, "solver"), ({"personal": eq.personal.Ditto()}, "clients")],
+    ids=["solver", "personal"],
+)
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+def test_a_missing_file_beside_a_checkpoint_is_named_with_the_cure(parts, ending, ragged, tmp_path):
+    def go(rounds):
+        eq.train(
+            eq.models.Softmax(4, 3), ragged, eq.Algorithm(**parts), rounds=rounds, clients_per_round=4, progress=False,
+            checkpoint=tmp_path / "run.safetensors",
+        )  # fmt: skip
+
+    go(1)
+    (tmp_path / f"run.{ending}.npy").unlink()
+    with pytest.raises(eq.errors.EquipoiseError, match=rf"run\.{ending}\.npy, which holds .* is missing\. Copy it there"):
+        go(2)
+
+
 def test_an_unwritable_place_fails_before_any_round(ragged, tmp_path):
     (tmp_path / "file").write_text("")
     seen = []

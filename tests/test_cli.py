@@ -306,6 +306,14 @@ def test_a_study_from_file_to_report(tmp_path):
     assert none.exit_code == 2
     assert "at_least must leave a client" in none.stderr
     assert "unseen validation clients, mean ±" in " ".join(result.stdout.split())
+    assert call("report", "runs/study", "--out", "page.html").exit_code == 0  # the page of a report is renewed
+    taken = refused("report", "runs/study", "--out", "page.html", "--table", "table.tex")
+    assert "--table table.tex is there already. Name another file, or add --overwrite." in taken
+    (tmp_path / "notes.html").write_text("<title>My notes</title>")
+    assert "--out notes.html is there already" in refused("report", "runs/study", "--out", "notes.html")
+    assert (tmp_path / "notes.html").read_text() == "<title>My notes</title>"
+    assert call("report", "runs/study", "--out", "notes.html", "--overwrite").exit_code == 0
+    assert "is a folder" in refused("report", "runs/study", "--out", "figures")
     nothing = call("report", str(tmp_path / "figures"))
     assert nothing.exit_code == 2
     assert "holds no finished run" in nothing.stderr
@@ -322,6 +330,27 @@ def test_a_study_from_file_to_report(tmp_path):
 )
 def test_commands_that_cannot_be_are_refused(arguments, words):
     assert words in refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("train.rouds=3", ("--set train.rouds=3: ", "Unknown key 'rouds'", "Write --set train.rounds=3")),
+        ("rounds=3", ("--set rounds=3: ", "Unknown key 'rounds'", "Write --set train.rounds=3")),
+        ("algoritm.risk.tail=0.3", ("--set algoritm.risk.tail=0.3: ", "Write --set algorithm.risk.tail=0.3")),
+        ("train.rounds=many", ("--set train.rounds=many: train.rounds must be a whole number",)),
+        ("algorithm.risk=superquantil", ("--set algorithm.risk=superquantil: ", "Did you mean 'superquantile'?")),
+    ],
+)
+def test_a_refused_setting_is_named_with_the_nearest_key(setting, words):
+    message = refused("run", TAIL, "--set", "train.seed=3", "--set", setting)
+    assert all(each in message for each in words), message
+
+
+def test_a_fault_of_the_file_is_not_that_of_a_setting(tmp_path):
+    (tmp_path / "wrong.toml").write_text(Path(TAIL).read_text().replace("rounds =", "rouds =", 1))
+    assert "--set" not in refused("run", "wrong.toml", "--set", "train.seed=3", "--set", "train.engine=loop")
+    assert "--set study.seds=2: study.seds" in refused("compare", str(ROOT / "examples/study.toml"), "--set", "study.seds=2")
 
 
 def test_run_explains_how_local_work_is_done(tmp_path):

@@ -323,8 +323,8 @@ def test_groups_have_files_of_their_own(every, tmp_path):
     saving = {"checkpoint": Checkpoints(file, every=1) if every else file, "seeds": 2}
     with pytest.raises(ObserverFailed):
         many(MIXED, observers=[StopAt(2 * 7 + 2 * 7 + 7 + 3)], **saving)  # in the first run with models of clients' own
-    files = ["many.ckpt", "many-2.ckpt", "many-3.ckpt", "many-4.ckpt"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*files, "many-4.clients.npy"])
+    files = ["many.ckpt", "many-2.ckpt", "many-median-seed0.ckpt", "many-own-seed0.ckpt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*files, "many-own-seed0.clients.npy"])
     saved = [[run.state.round for run in read_checkpoint(tmp_path / name).runs] for name in files]
     assert saved == [[7, 7], [7, 7], [7], [3 if every else 0]]
     noted = Noting()
@@ -338,6 +338,20 @@ def test_groups_have_files_of_their_own(every, tmp_path):
     noted.rounds.clear()
     assert_same_runs(many(MIXED, observers=[noted], **saving), whole)
     assert not noted.rounds
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+def test_single_runs_are_found_by_name_if_others_are_added_and_in_files_of_earlier_versions(tmp_path):
+    file, noted = tmp_path / "many.ckpt", Noting()
+    first = {name: MIXED[name] for name in ("median", "own")}
+    whole = many(first, seeds=1, checkpoint=file)
+    assert {path.name for path in tmp_path.glob("*.ckpt")} == {"many-median-seed0.ckpt", "many-own-seed0.ckpt"}
+    (tmp_path / "many-median-seed0.ckpt").rename(tmp_path / "many.ckpt")  # as they were numbered
+    (tmp_path / "many-own-seed0.ckpt").rename(tmp_path / "many-2.ckpt")
+    (tmp_path / "many-own-seed0.clients.npy").rename(tmp_path / "many-2.clients.npy")
+    again = many({"secure": MIXED["secure"], **first}, seeds=1, checkpoint=file, observers=[noted])
+    assert {name for name, _ in noted.rounds} == {"secure"}
+    assert_same_runs(again[1:], whole)
 
 
 class BadEnd(Observer):

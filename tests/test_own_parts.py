@@ -533,3 +533,115 @@ def test_a_memory_that_is_no_tuple_is_refused_in_every_engine(solver, engine, in
 def test_a_personal_solver_of_ones_own_is_tried(ragged):
     with pytest.raises(InvalidParameter, match="memory that begin returns is a tuple of tensors"):
         train(ragged, personal=eq.personal.Ditto(solver=OneTensor()))
+
+
+# ------------------------------------------------------------------------------------- what is kept in self, and wrong types
+
+
+@dataclass(frozen=True)
+class NoCast:
+    """A weighted mean of float32 updates by float64 weights, which torch refuses."""
+
+    linear: bool = True
+    least: int = 1
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        if len(updates) < self.least:
+            raise ValueError("more clients")
+        return weights @ updates, state
+
+
+@pytest.mark.parametrize("part", [NoCast(), NoCast(linear=False), NoCast(linear=False, least=5)], ids=str)
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_weights_that_are_never_cast_are_refused_by_check_and_by_train_alike(part, engine, ragged):
+    words = r"updates may be float32, while weights and losses are float64.*weights\.to\(updates\.dtype\)"
+    with pytest.raises(eq.testing.LawBroken, match=words):
+        eq.testing.check_aggregator(part)
+    with pytest.raises(InvalidParameter, match=words):
+        eq.train(
+            eq.models.Softmax(4, 3), ragged, eq.Algorithm(aggregator=part), rounds=1, clients_per_round=5, engine=engine,
+            progress=False,
+        )  # fmt: skip
+
+
+class KeptMomentum:
+    """Momentum in self: of the same tensor, or of a new one in each call."""
+
+    linear = False
+
+    def __init__(self, in_place):
+        self.in_place, self.kept = in_place, None
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        total = weights.to(updates.dtype) @ updates
+        before = torch.zeros_like(total) if self.kept is None else self.kept
+        self.kept = before.mul_(0.9).add_(total) if self.in_place else 0.9 * before + total
+        return self.kept, state
+
+
+class KeptSolver(eq.solvers.SGD):
+    """Momentum in self, of the shape that was seen first."""
+
+    def begin(self, weights):
+        vars(self).setdefault("kept", torch.zeros_like(weights))
+        return ()
+
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        weights.sub_(lr * vars(self)["kept"].mul_(0.9).add_(gradient))
+
+
+class KeptServer:
+    kept = 0.0
+
+    def begin(self, params):
+        return None
+
+    def step(self, params, total, state):
+        self.kept = 0.9 * self.kept + total
+        return params + self.kept, None
+
+
+@pytest.mark.parametrize(
+    ("place", "make"),
+    [
+        ("aggregator", lambda: KeptMomentum(in_place=True)),
+        ("aggregator", lambda: KeptMomentum(in_place=False)),
+        ("solver", KeptSolver),
+        ("server", KeptServer),
+    ],
+    ids=["aggregator in place", "aggregator", "solver", "server"],
+)
+def test_momentum_that_is_kept_in_self_is_refused_by_that_name(place, make, ragged):
+    check = eq.testing.check_server_optimizer if place == "server" else getattr(eq.testing, f"check_{place}")
+    part = make()
+    with pytest.raises(eq.testing.LawBroken, match=r"one result|same call twice") as checked:
+        check(part)
+    with pytest.raises(InvalidParameter, match="the same call twice gives the same answer") as tried:
+        train(ragged, **{place: part})  # the check has left nothing in it
+    for caught in (checked, tried):
+        assert "Keep nothing in self" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("check", "part", "cure"),
+    [
+        (eq.testing.check_risk, writes_to_state, "Make a new state and return that one, e.g. of dict(state)"),
+        (eq.testing.check_aggregator, MomentumInPlace(), "Make a new state and return that one, e.g. of dict(state)"),
+        (eq.testing.check_aggregator, ScalesInPlace(), "Work on a copy"),
+        (eq.testing.check_risk, state_is_an_object, "Write the state as one of these types"),
+        (eq.testing.check_solver, NotTold(), "Add the parameter `number`"),
+    ],
+    ids=["risk state", "aggregator state", "updates", "types", "number"],
+)
+def test_messages_about_state_name_the_cure(check, part, cure, ragged):
+    with pytest.raises(eq.testing.LawBroken) as checked:
+        check(part)
+    with pytest.raises(InvalidParameter) as tried:
+        train(ragged, **{PLACE[check]: part})
+    for caught in (checked, tried):
+        assert cure in str(caught.value)
+
+
+def test_a_function_as_an_aggregator_is_told_to_be_a_class():
+    with pytest.raises(InvalidParameter, match=r"must offer linear.*Write a class with `linear = False`"):
+        eq.Algorithm(aggregator=lambda updates, weights, **_: (weights.to(updates.dtype) @ updates, None))

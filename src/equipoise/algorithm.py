@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from equipoise import aggregators, averaging, risk, sampling, server_opt, solvers
-from equipoise.core.abilities import AlgorithmTraits, algorithm_traits, is_part, read
+from equipoise.core.abilities import AlgorithmTraits, algorithm_traits, is_of_user, is_part, read
 from equipoise.data.clients import ClientSet
 from equipoise.drift_rules import refuse_unfit_for_buffer, refuse_unfit_for_correction, refuse_unfit_for_normalising
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter, require
@@ -31,6 +31,9 @@ from equipoise.types import (
     ServerOptimizer,
 )
 
+LINEAR_OR_NOT = (
+    "Write a class with `linear = False`, or `linear = True` if the totals over parts of a cohort add up to its total."
+)
 # What each part must offer; enough to tell a part from a class, a name or a part in the wrong place.
 _CONTRACTS: dict[str, tuple[str, ...]] = {
     "risk": ("__call__",),
@@ -94,6 +97,7 @@ class Algorithm:
             missing = [name for name in _CONTRACTS[part.name] if not is_part(value, name)]
             if missing and not (part.name == "solver" and is_part(value, "prepare")):
                 rule, fix = f"must offer {', '.join(missing)}", f"See equipoise.{_HOMES.get(part.name, part.name)}."
+                fix = f"{LINEAR_OR_NOT} {fix}" if missing == ["linear"] and is_of_user(value) else fix
                 raise InvalidParameter(part.name, rule, value, fix)
         require(self.weights in (None, "examples", "uniform"), "weights", 'must be "examples", "uniform" or None', self.weights)
         traits = self.traits

@@ -136,7 +136,7 @@ def test_types_of_a_csv_come_from_all_its_rows(tmp_path):
 
 
 @told
-@pytest.mark.filterwarnings("ignore:.*clients without an example to test on")
+@pytest.mark.filterwarnings("ignore:.*clients without an example to")
 def test_splits():
     inside = load(split_by="examples", test=0.5, classes=["no", "yes"])
     assert inside.train.ids == inside.test.ids == ("a", "b", "c")
@@ -265,6 +265,7 @@ eq.data.csv(sys.argv[1], client="hospital", target="ill", test=0.0)
         (lambda: load([1, 2]), "frame must be a pandas, Polars or Arrow table, but is 'list'"),
         (lambda: load(np.zeros((3, 2))), "Arrays: data.from_arrays"),
         (lambda: load(pl.from_pandas(PANDAS).lazy()), "A lazy table: give frame.collect()"),
+        (lambda: load("patients.csv"), "A file: read it first, by data.csv"),
     ],
 )
 def test_wrong_parameters_are_named(make, words):
@@ -561,3 +562,18 @@ def test_law_no_table_raises_anything_but_our_errors(columns, of_pandas):
     ):
         with contextlib.suppress(EquipoiseError):
             read_it()
+
+
+def test_a_polars_frame_of_many_rows_with_text_is_read():
+    count = 300  # enough to look for columns that give the answer away
+    frame = pl.DataFrame(
+        {
+            "ward": [f"a ward with a long name, number {row % 6}" for row in range(count)],
+            "day": ["" if row % 50 == 0 else f"2024-01-{1 + row % 28:02d}" for row in range(count)],
+            "town": [f"a town with a long name, number {row % 5}" for row in range(count)],
+            "ill": [("no", "yes")[row % 7 < 3] for row in range(count)],
+        }
+    )
+    found, expected = (eq.data.from_frame(each, client="ward", target="ill").schema for each in (frame, frame.to_pandas()))
+    assert found == expected
+    assert {rule.name: rule.kind for rule in found.columns} == {"day": "date", "town": "category"}

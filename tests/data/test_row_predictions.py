@@ -143,9 +143,61 @@ def test_a_run_predicts_new_rows(shops):
     assert [list(row) for row in told] == [["no", "yes"], ["no", "yes"]]
     assert all(sum(row.values()) == pytest.approx(1) for row in told)
     assert call("predict", "mine", "new.csv").stdout == (shops / "out.csv").read_text()
+    taken = call("predict", "mine", "new.csv", "--out", "new.csv")
+    assert taken.exit_code == 2
+    assert "--out new.csv is there already. Name another file, or add --overwrite." in " ".join(taken.stderr.split())
+    assert call("predict", "mine", "new.csv", "--out", "out.csv", "--overwrite").exit_code == 0
     (shops / "plain.csv").write_text("price,town\n10.0,03\n,04\n")
     changed = call("predict", "mine", "plain.csv", "--set", 'delimiter=","', "--set", 'decimal="."')
     assert changed.stdout == (shops / "out.csv").read_text()
+
+
+def test_columns_are_kept_as_they_are_written(shops):
+    assert call("run", "run.toml", "--out", "mine").exit_code == 0
+    (shops / "named.csv").write_text("id;price;town\n007;10,50;03\nA 1;;04\n", encoding="utf-8")
+    done = call("predict", "mine", "named.csv", "--keep", "id", "--keep", "price")
+    assert done.exit_code == 0, done.output
+    with_ids = list(csv.DictReader(done.stdout.splitlines()))
+    assert [list(row) for row in with_ids] == [["id", "price", "no", "yes"]] * 2
+    assert [(row["id"], row["price"]) for row in with_ids] == [("007", "10,50"), ("A 1", "")]
+    assert "has no such column. Unknown column 'ids'. Did you mean 'id'?" in " ".join(
+        call("predict", "mine", "named.csv", "--keep", "ids").stderr.split()
+    )
+    (shops / "clash.csv").write_text("yes;price;town\n1;10,50;03\n")
+    assert "a column 'yes' of its own" in call("predict", "mine", "clash.csv", "--keep", "yes").stderr
+
+
+def test_a_schema_remembers_how_its_file_was_read(shops):
+    options = {"client": "shop", "target": "returned", "columns": ["price", "town"], "kinds": {"town": "category"}}
+    data = eq.data.csv("shops.csv", delimiter=";", decimal=",", missing=["?"], **options)
+    assert data.schema.reading == (("delimiter", ";"), ("decimal", ","), ("missing", ("?",)))
+    result = eq.train(eq.models.Tabular(data.schema), data, rounds=1, clients_per_round=4, progress=False)
+    told = data.schema.predict(result.model, NEW.assign(town=[3, 4]))  # as a CSV file has them
+    for path in ("new.csv", shops / "new.csv"):  # a path is read by these options, too
+        assert data.schema.predict(result.model, path).to_pandas().equals(told.reset_index(drop=True))
+    result.save("saved")
+    assert eq.data.Schema.load("saved/schema.json").reading == data.schema.reading
+    done = call("predict", "saved", "new.csv", "--out", "out.csv")
+    assert done.exit_code == 0, done.output
+    np.testing.assert_allclose([list(row.values()) for row in rows_of("out.csv")], told.to_numpy())
+    with pytest.raises(eq.errors.InvalidData, match=r"gone\.csv does not exist"):
+        data.schema.predict(result.model, "gone.csv")
+    eq.data.write_table_store("shops.csv", "a.store", delimiter=";", decimal=",", missing=["?"], **options)
+    assert eq.data.open_store("a.store").schema.reading == data.schema.reading
+    (shops / "folder").mkdir()
+    (shops / "shops.csv").rename("folder/1.csv")
+    eq.data.write_table_store("folder", "b.store", delimiter=";", decimal=",", missing=["?"], **options)
+    assert eq.data.open_store("b.store").schema.reading == data.schema.reading
+
+
+def test_how_a_file_was_read_is_no_part_of_what_a_schema_computes():
+    from equipoise.core.fingerprints import fingerprint
+
+    plain = load().schema
+    other = eq.data.Schema(plain.columns, plain.target, (("decimal", ","),))
+    assert other == plain
+    assert fingerprint(other) == fingerprint(plain)
+    assert "reading" not in plain.to_json()
 
 
 @pytest.mark.parametrize(("hidden", "dropout"), [((), 0.0), ((4,), 0.5), ((5, 3), 0.0)])

@@ -379,6 +379,21 @@ def test_clients_without_an_example_to_test_on_get_a_notice():
         eq.data.from_frame(marked, **BOTH, split="part", split_by="examples")
 
 
+def test_clients_without_an_example_to_validate_on_get_a_notice():
+    frame = FRAME.assign(c=[f"small {row // 3}" if row < 18 else "large" for row in ROW])  # six of three examples each
+    words = (
+        r"table: clients without an example to validate on: 'small 0', 'small 1', 'small 2', 'small 3', 'small 4' … "
+        r"\(6 of 7\)\. .*chosen by validation.* At validation=0.1, test=0.2 a client needs 5 examples\."
+    )
+    with pytest.warns(EquipoiseNotice, match=words) as told:
+        load(frame, split_by="examples", validation=0.1, test=0.2)
+    assert len(told) == 1  # all have one to test on
+    load(frame.assign(c=["a", "b"] * (len(frame) // 2)), split_by="examples", validation=0.1, test=0.2)  # quiet
+    marked = frame.assign(part=["validation" if row == 20 else "test" if row % 3 else "train" for row in ROW])
+    with pytest.warns(EquipoiseNotice, match="to validate on: .* Mark examples of theirs for the validation"):
+        eq.data.from_frame(marked, **BOTH, split="part", split_by="examples")
+
+
 def test_identifiers_of_a_small_table_are_refused():
     with pytest.raises(InvalidData, match=r"'a' holds 60 different texts in 60 rows. Is it an identifier"):
         load(FRAME.assign(a=[f"person {row}" for row in ROW]))

@@ -11,6 +11,7 @@ sys.path.insert(0, str(EXTENSIONS))
 
 import api_pages  # noqa: E402
 import catalogue_page  # noqa: E402
+import configuration_page  # noqa: E402
 import docstrings  # noqa: E402
 
 import equipoise.types  # noqa: E402
@@ -62,3 +63,9 @@ def test_an_index_of_pages_says_what_an_example_shows():
         "<p>FedAvg on clients that differ, and who is\nleft behind by it.</p></article>"
     )
     assert whole_site.lead(soup(page, "html.parser")) == "FedAvg on clients that differ, and who is left behind by it."
+
+
+def test_the_reference_of_configuration_files_says_which_way_a_metric_is_better():
+    page = " ".join(configuration_page.page().split())
+    assert "Of a plain function more is better." in page
+    assert "`equipoise.metrics.Metric(function, higher_is_better=False)`" in page

@@ -312,3 +312,25 @@ def test_a_fall_back_is_explained():
     batching = [name for name in NAMES[:-1] if not name.startswith(("side by side", "recorded"))]
     assert all("cannot be vectorised over clients (" in lines[name] for name in batching)
     assert "Chunks" in text
+
+
+@pytest.mark.parametrize(
+    ("recorded", "words"),
+    [(2e-3, "measured, and slower than batched autograd"), (0.99e-3, "measured, and not clearly faster than batched autograd")],
+)
+def test_a_path_that_was_measured_and_is_not_taken_says_so(recorded, words, monkeypatch):
+    usual, other = Choice(3, 1, path="batched autograd"), Choice(3, 1, path="recorded steps")
+    found = SpeedMeasurement(replace(usual, clients=3), {usual: 1e-3, other: recorded})
+    monkeypatch.setattr("equipoise.engines.simulator.engine.calibrated", lambda task: found)
+    task = network()
+    engine = Simulator().start(task, data_of())
+    lines, _ = lines_of(engine)
+    assert lines["recorded steps"].endswith("not taken: it is taken only where measuring finds it the fastest")
+    engine.updates(task.layout.read(task.module), everyone(3), PLAIN)
+    lines, text = lines_of(engine)
+    assert lines["batched autograd"].endswith("  taken")
+    assert lines["recorded steps"].endswith(f"not taken: {words}")
+    assert lines["one by one"].endswith("not needed: batched autograd comes first and can do it")  # it was not measured
+    assert f"{1e3 * recorded:10.4f}  recorded steps, 1 at once, chunks of 3" in text
+    lines, _ = lines_of(engine, eq.Algorithm(solver=eq.solvers.Adam()))
+    assert lines["recorded steps"].endswith("not taken: the steps of Adam are not those of SGD")  # whatever was measured

@@ -321,7 +321,8 @@ def test_the_command_says_which_trials_failed_and_refuses_in_one_line(tmp_path, 
     assert "Failed: lr 1e+38: seed 5: it did. See runs/wanted/lr-1e+38-5/run.log." in result.stderr
     assert not (tmp_path / "runs" / "wanted" / "best.toml").exists()
     result = CliRunner().invoke(app, ["tune", file, "--set", "search.seeds=0"])
-    assert (result.exit_code, result.stderr) == (2, "Error: search.seeds must be at least 1, but is 0. [EQ403]\n")
+    words = "Error: --set search.seeds=0: search.seeds must be at least 1, but is 0. [EQ403]\n"
+    assert (result.exit_code, result.stderr) == (2, words)
 
 
 # ---------------------------------------------------------------------------------------------------------------- killed

@@ -20,10 +20,12 @@ from typer.core import TyperGroup
 
 from equipoise.cli import serve_commands, store_commands
 from equipoise.cli.flower_commands import app as flower_app
+from equipoise.cli.output_files import Overwrite, refuse_taken_file
 from equipoise.cli.privacy_commands import app as privacy_app
 from equipoise.core.version import VERSION
 from equipoise.errors import ConfigError, EquipoiseError, EquipoiseNotice, unknown_name
 from equipoise.experiment import catalog
+from equipoise.experiment.named_settings import naming_settings
 
 
 def _print_error(message: str, style: str = "red") -> None:
@@ -178,7 +180,8 @@ def run(
     elif config is None:
         raise ConfigError("Name a configuration, e.g. equipoise run examples/tail.toml, or a folder: --resume DIR.")
     else:
-        checked = RunConfig.read(config, settings or (), code="run", trust=trust)
+        with naming_settings(config, settings or ()):
+            checked = RunConfig.read(config, settings or (), code="run", trust=trust)
         if explain:
             Console().print(Text(build(checked).explain()), soft_wrap=True)
             return
@@ -229,7 +232,8 @@ def compare(
 
     folder = out or Path("runs") / config.stem
     refuse_run_folder(folder)
-    runs = read_study(config, settings or (), out=folder, trust=trust)
+    with naming_settings(config, settings or ()):
+        runs = read_study(config, settings or (), out=folder, trust=trust)
     console = Console()
     with _resumable():
         prepare(runs)
@@ -271,7 +275,8 @@ def tune(
 
     folder = out or Path("runs") / config.stem
     refuse_run_folder(folder)
-    search = read_search(config, settings or (), trust=trust)
+    with naming_settings(config, settings or ()):
+        search = read_search(config, settings or (), trust=trust)
     with _resumable():
         results = run_search(search, folder, workers=workers, console=Console(), ray=ray)
     for result in results:
@@ -289,12 +294,15 @@ def report(
     table: Annotated[Path | None, Option(metavar="FILE", help="Also write the table: .md or .tex (booktabs).")] = None,
     title: Annotated[str | None, Option(help="The title of the page.")] = None,
     at_least: AtLeast = 0,
+    overwrite: Overwrite = False,
 ) -> None:
-    """Write one page about runs beside each other; it opens offline."""
+    """Write one page about runs beside each other; it opens offline. A page of an earlier report is renewed."""
     from equipoise.experiment.family_records import family_knob
     from equipoise.experiment.folder import finished_runs, read_records
     from equipoise.report import export_figures, write_report, write_table
 
+    refuse_taken_file(out, "--out", overwrite=overwrite, pages=True)
+    refuse_taken_file(table, "--table", overwrite=overwrite)
     console = Console()
     found = [record for path in finished_runs(folders) for record in read_records(path)]
     records = [record.judged_by(at_least=at_least) for record in found]
@@ -351,7 +359,9 @@ def plan(
     from equipoise.experiment.config import RunConfig
     from equipoise.experiment.plan import plan_run
 
-    experiment = build(RunConfig.read(config, settings or (), code="run", trust=trust))
+    with naming_settings(config, settings or ()):
+        checked = RunConfig.read(config, settings or (), code="run", trust=trust)
+    experiment = build(checked)
     found = plan_run(
         experiment, nodes=nodes, cpus_per_node=cpus_per_node, gpus_per_node=gpus_per_node, gbit=gbit, faster=faster
     )

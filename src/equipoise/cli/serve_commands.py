@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.text import Text
 from typer import Argument, Option
 
+from equipoise.cli.output_files import Overwrite, refuse_taken_file
+
 Token = Annotated[
     str | None, Option(envvar="EQUIPOISE_TOKEN", metavar="TOKEN", help="The token of the server.", show_envvar=True)
 ]
@@ -90,6 +92,11 @@ def predict(
         Option("--set", metavar="KEY=VALUE", help="How to read the CSV file, where it differs from training, e.g. decimal=,"),
     ] = None,
     member: Annotated[str | None, Option(metavar="NAME", help="Which model of a family, e.g. tail-0.5.")] = None,
+    keep: Annotated[
+        list[str] | None,
+        Option(metavar="COLUMN", help="Copy a column of ROWS, such as an id, into the output; may be given several times."),
+    ] = None,
+    overwrite: Overwrite = False,
     trust: Annotated[bool, Option("--trust", help="Trust the code of your own that the run names, from now on.")] = False,
 ) -> None:
     """Write what the shared model of a run says about each new row: the probability of each class, or the number."""
@@ -101,7 +108,9 @@ def predict(
     from equipoise.experiment.config_tables import override
     from equipoise.experiment.predicted_run import predict_rows
 
-    table = predict_rows(folder, rows, reading=override({}, settings or ()), member=member, trust=trust)
+    refuse_taken_file(out, "--out", overwrite=overwrite)
+    reading = override({}, settings or ())
+    table = predict_rows(folder, rows, reading=reading, member=member, keep=keep or (), trust=trust)
     written = io.BytesIO()
     csv.write_csv(table, written)
     if out is None:

@@ -39,6 +39,7 @@ _FORMER_MODULES = {  # of modules that were part of another one: checkpoints of 
     "equipoise.run_record": "equipoise.result",
     "equipoise.run_summary": "equipoise.result",
 }
+NO_PART_OF_FINGERPRINT = {"fingerprint": False}  # metadata of a field that changes no computation
 _STORES = frozenset(("STORE_GLOBAL", "STORE_DEREF", "DELETE_GLOBAL"))  # a name that code writes to is a note, no constant
 
 
@@ -147,7 +148,8 @@ class _Description:
     def _instance(self, value: Any) -> Any:
         """An object by its class and its attributes; one of the system, such as a lock or a file, by its class alone."""
         if dataclasses.is_dataclass(value):
-            held = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            known = (field for field in dataclasses.fields(value) if field.metadata.get("fingerprint", True))
+            held = {field.name: getattr(value, field.name) for field in known}
         else:
             try:
                 held = vars(value)

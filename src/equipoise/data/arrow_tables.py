@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from equipoise.data.arrays import first_line
 from equipoise.data.clients import prefix
-from equipoise.data.table_files import TableFiles, spelling_of, temporal_of_text
+from equipoise.data.csv_reading import spelling_of
+from equipoise.data.table_files import TableFiles, temporal_of_text
 from equipoise.data.written_values import reading_advice
 from equipoise.errors import InvalidData, InvalidParameter, unknown_name
 
@@ -47,6 +48,10 @@ def arrow_table(frame: Any, source: str = "table", client: str | None = None) ->
         table = frame
     else:
         table = _from_other(frame, source)
+    if isinstance(table, pa.Table) and any(map(pa.types.is_string_view, table.schema.types)):
+        # Of views, as Polars gives text, Arrow can take no single rows.
+        plain = [each.with_type(pa.large_string()) if pa.types.is_string_view(each.type) else each for each in table.schema]
+        table = table.cast(pa.schema(plain, table.schema.metadata))
     names = table.column_names
     if twice := sorted(name for name, count in Counter(names).items() if count > 1):
         raise InvalidData(f"{prefix(source)}two columns are called {twice[0]!r}. Rename one of them.")
@@ -152,7 +157,8 @@ def _from_other(frame: Any, source: str) -> Any:
                 ) from failure
     raise InvalidParameter(
         "frame", "must be a pandas, Polars or Arrow table", type(frame).__name__,
-        f"It said: {first_line(failures[0])}. A lazy table: give frame.collect(). Arrays: data.from_arrays(x, y, client).",
+        f"It said: {first_line(failures[0])}. A lazy table: give frame.collect(). Arrays: data.from_arrays(x, y, client). "
+        "A file: read it first, by data.csv, data.parquet or pandas.read_csv.",
     ) from failures[0]  # fmt: skip
 
 

@@ -141,7 +141,7 @@ def _split(
     if not classes:
         refuse_untrained_classes(data)
     if how == "examples":
-        tell_of_untested(data, test)
+        tell_of_untested(data, (validation, test))
     elif data.test is not None and len(data.test) > _LARGER * test * len(clients):
         text = f"{name}: test={test:g} keeps {len(data.test)} of {len(clients)} clients, which are not trained on."
         notify(f'{text} split_by="examples" keeps examples of every client instead.')

@@ -73,7 +73,7 @@ def from_frame(
     then count rows without theirs.
 
     Notices name what looks odd and the cure: texts in a column of numbers, whole numbers that look like identifiers of
-    rows, names that look alike, categories that training did not have, clients without an example to test on.
+    rows, names that look alike, categories that training did not have, clients without an example to test or validate on.
 
     >>> frame = {"who": ["a", "a", "b", "b"], "age": [30, None, 50, 60], "ill": ["no", "yes", "no", "yes"]}
     >>> data = from_frame(frame, client="who", target="ill", test=0.5)
@@ -108,7 +108,7 @@ def from_frame(
     (x, unseen), y = schema.inputs_of(table, name), schema.targets(table, name)
     tell_of_unseen(unseen, name)
     if split_by == "examples":
-        tell_of_untested(parts, None if split is not None else test)
+        tell_of_untested(parts, None if split is not None else (validation, test))
     parts = parts.with_attributes(described) if described else parts
     sets: dict[str, Any] = {part: replace(rows, x=select(x, rows.x), y=y[rows.x]) for part, rows in parts.splits.items()}
     return replace(parts, **sets, classes=len(schema.target.classes), schema=schema)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,15 +16,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from equipoise.core.files import write_atomically
+from equipoise.core.fingerprints import NO_PART_OF_FINGERPRINT
 from equipoise.data.arrow_tables import Kind, TableColumn, arrow_table, check_names, shown_names, sorted_names
 from equipoise.data.clients import prefix
 from equipoise.data.column_kinds import checked_kinds, usual_kind
 from equipoise.data.column_rule import ColumnRule
+from equipoise.data.csv_reading import reading_of, spelling_of
 from equipoise.data.file_access import PathLike
 from equipoise.data.identifiers import tell_of_identifier
 from equipoise.data.leaking_columns import AnswerCheck
+from equipoise.data.new_rows import read_rows
 from equipoise.data.row_predictions import predicted_columns, table_like
-from equipoise.data.table_files import spelling_of
 from equipoise.data.target_rule import TargetKind, TargetRule
 from equipoise.errors import InvalidData, InvalidParameter, notify, require, require_integer
 
@@ -39,10 +42,14 @@ class Schema:
     It is fitted on training clients only. Its means, deviations, medians, categories and classes come from their data as they
     are: they are NOT covered by the ε of differential privacy, and a saved schema shows them to whoever reads it. In a
     federation, where nobody sees all data, the operator supplies a schema, for example one fitted on public data.
+
+    `reading` are the options of `data.csv` by which the file of the table was read, as far as they are not the usual ones. New
+    files are read by them. Schemas that differ in nothing else are equal.
     """
 
     columns: tuple[ColumnRule, ...]
     target: TargetRule
+    reading: tuple[tuple[str, str | tuple[str, ...]], ...] = field(default=(), compare=False, metadata=NO_PART_OF_FINGERPRINT)
 
     def __post_init__(self) -> None:
         names = [*(rule.name for rule in self.columns), self.target.name]
@@ -130,7 +137,7 @@ class Schema:
         _refuse_all([*odd, *([] if refused is None else [refused])], source)
         if answer is None or all(rule.becomes == "left out" for rule in rules):
             raise InvalidData(f"{source}: no column is left as an input; those that are there are left out or constant.")
-        return cls(tuple(rules), answer)
+        return cls(tuple(rules), answer, reading_of(table))
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -158,6 +165,7 @@ class Schema:
         If the target is a number, the table has one column, of the target's name, in the target's unit. The rows need neither
         the target nor the client, so clients that training did not have are welcome; a notice names categories that training
         did not have. A pandas or Polars frame gives such a frame, with the index of the pandas frame; others an Arrow table.
+        `frame` may also be the path of a CSV or Parquet file. A CSV file is read as that of training was by `data.csv`.
 
         >>> import equipoise as eq
         >>> frame = {"who": ["a", "b"], "age": [30, 50], "ill": ["no", "yes"]}
@@ -165,6 +173,9 @@ class Schema:
         >>> schema.predict(eq.models.Tabular(schema), {"age": [70]}).column_names
         ['no', 'yes']
         """
+        if isinstance(frame, str | os.PathLike):
+            source = str(frame) if source == "table" else source
+            frame = read_rows(frame, self, dict(self.reading))
         return table_like(frame, predicted_columns(model, self.transform(frame, source), self.target))
 
     def inputs_of(self, frame: Any, source: str = "table", first: int = 0) -> tuple[Any, dict[str, set[str]]]:
@@ -209,7 +220,8 @@ class Schema:
 
     def to_json(self) -> str:
         """The schema as JSON."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, ensure_ascii=False, allow_nan=False)
+        content = {name: value for name, value in asdict(self).items() if name != "reading" or value}  # a later key
+        return json.dumps({"format": FORMAT, **content}, indent=1, ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Schema:

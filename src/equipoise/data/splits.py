@@ -27,6 +27,12 @@ def _share(total: int, fraction: float) -> int:
     return math.floor(total * fraction + 0.5 + 1e-9)
 
 
+def _spared(size: int, validation: float, test: float) -> tuple[int, int]:
+    """How many of a client's examples are to test on, and to validate on; one is left for training."""
+    tested = min(_share(size, test), size - 1)
+    return tested, min(_share(size, validation), size - 1 - tested)
+
+
 def _check(validation: float, test: float) -> None:
     for name, value in (("validation", validation), ("test", test)):
         require_number(name, value, "[0, 1)", "Write 0 for no such clients or examples.")
@@ -99,8 +105,7 @@ def split_examples(
     _check(validation, test)
     chosen: dict[str, list[Tensor]] = {"train": [], "validation": [], "test": []}
     for k, (start, size) in enumerate(zip(clients.starts.tolist(), clients.sizes.tolist(), strict=True)):
-        tested = min(_share(size, test), size - 1)
-        validated = min(_share(size, validation), size - 1 - tested)
+        tested, validated = _spared(size, validation, test)
         order = torch.from_numpy(generator(seed, "split examples", client=clients.ids[k]).permutation(size))
         pieces = torch.split(order, [tested, validated, size - tested - validated])
         for split_name, rows in zip(("test", "validation", "train"), pieces, strict=True):
@@ -136,17 +141,33 @@ def split(
     return chosen(clients, validation=validation, test=test, seed=seed, name=name, classes=classes, ignore_index=ignore_index)
 
 
-def tell_of_untested(data: FederatedData, share: float | None) -> None:
-    """A notice that names training clients without an example to test on. `share` was asked for; None: a column says it."""
-    if data.test is None:
-        return
-    judged = set(data.test.ids)
-    left = [repr(client) for client in data.train.ids if client not in judged]
-    if left:
+def tell_of_untested(data: FederatedData, shares: tuple[float, float] | None) -> None:
+    """Notices that name training clients without an example to test or to validate on, five of them and how many there are.
+
+    `shares` of the examples were asked for, to validate and to test on; None: a column says which they are.
+    """
+    parts = (
+        (data.test, "test", "Training uses them, but no test figure covers them."),
+        (data.validation, "validation", "Training uses them, but what is chosen by validation does not see them."),
+    )
+    for place, (judges, part, what) in enumerate(parts):
+        judged = set(data.train.ids if judges is None else judges.ids)
+        left = [repr(client) for client in data.train.ids if client not in judged]
+        if not left:
+            continue
         shown = ", ".join(left[:5]) + (" …" if len(left) > 5 else "")
-        text = f"{data.name}: clients without an example to test on: {shown} ({len(left)} of {len(data.train)})"
-        cure = "Mark examples of theirs for the test"
-        if share is not None:
-            cure = f"At test={share:g} a client needs {max(2, math.ceil(0.5 / share - 1e-9))} examples. Give them more"
-        what = "Training uses them, but no test figure covers them."
+        action = "test" if part == "test" else "validate"
+        text = f"{data.name}: clients without an example to {action} on: {shown} ({len(left)} of {len(data.train)})"
+        cure = f"Mark examples of theirs for the {part}"
+        if shares is not None:
+            options = f"test={shares[1]:g}" if place == 0 else f"validation={shares[0]:g}, test={shares[1]:g}"
+            cure = f"At {options} a client needs {_fewest(*shares, place)} examples. Give them more"
         notify(f"{text}. {what} {cure}, or leave them out.")
+
+
+def _fewest(validation: float, test: float, place: int) -> int:
+    """The examples that a client needs to have one to test on (place 0) or to validate on (place 1)."""
+    size = 2
+    while not _spared(size, validation, test)[place]:
+        size += 1
+    return size

@@ -5,7 +5,6 @@ Lines of a file are counted from 1.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.data.arrays import first_line
+from equipoise.data.csv_reading import read_by
 from equipoise.data.file_access import PathLike
 from equipoise.data.written_values import batch_with_numbers, checked_spelling, grouped_numbers, with_numbers
 from equipoise.errors import InvalidData, InvalidParameter, notify, require
@@ -26,7 +26,6 @@ _BLOCK_BYTES = 1 << 24  # of a CSV file that is read in pieces
 _PIECE_ROWS = 1 << 16  # of Parquet files
 _COMPRESSION = 8  # guessed
 _HEADER_BYTES = 1 << 16  # that are looked at for another delimiter
-_SPELLING = "equipoise spelling"  # the key of the metadata of a table that was a CSV file
 
 
 def require_column_name(parameter: str, name: Any) -> None:
@@ -39,7 +38,7 @@ def read_csv(
     date_format: str = "", text: Sequence[str] = (),
 ) -> Any:  # fmt: skip
     """A CSV file, also compressed, as an Arrow table. Types come from all rows; empty cells and NA, NaN, null are missing.
-    Columns `text` stay text. The metadata of the table hold how numbers and dates were read, for `spelling_of`.
+    Columns `text` stay text. The metadata of the table hold how it was read, for `spelling_of` and `reading_of`.
 
     The column `client` is text as it stands, so that 007 and 7 are two clients; 7.0 is 7. "NA" is a client, with a notice.
     """
@@ -71,16 +70,7 @@ def read_csv(
     _refuse_other_delimiter(path, names, delimiter)
     _refuse_binary(path, dict(zip(names, table.schema.types, strict=True)), encoding)
     table = with_numbers(table, decimal, thousands, but=(client, *text))
-    given = {"decimal": decimal, "thousands": thousands, "date_format": date_format}
-    return table.replace_schema_metadata({_SPELLING: json.dumps(given)})
-
-
-def spelling_of(table: Any) -> dict[str, str] | None:
-    """The options by which numbers and dates of a CSV file were read; None for a table that was none."""
-    if isinstance(table, TableFiles):
-        return table.spelling
-    found = (table.schema.metadata or {}).get(_SPELLING.encode())
-    return None if found is None else dict(json.loads(found))
+    return table.replace_schema_metadata(read_by(delimiter, decimal, encoding, missing, thousands, date_format))
 
 
 def temporal_of_text(texts: Any) -> Any:
@@ -280,7 +270,7 @@ class TableFiles:
     bytes: int  # about what the whole table takes in memory
     batches: Callable[[Sequence[str] | None], Iterator[Any]]  # of some columns, or of all: Arrow's record batches in order
     apart: str | None = None  # a column that must be read alone
-    spelling: dict[str, str] | None = None  # how numbers and dates of CSV files were read
+    metadata: dict[str, str] | None = None  # how CSV files were read
 
     @cached_property
     def num_rows(self) -> int:
@@ -301,7 +291,7 @@ class TableFiles:
         table = pa.Table.from_batches(found)
         if self.apart in columns and len(columns) > 1:
             table = table.set_column(columns.index(self.apart), self.apart, self.column(self.apart))
-        return table
+        return table if self.metadata is None else table.replace_schema_metadata(self.metadata)
 
 
 def parquet_files(path: PathLike, client: str) -> TableFiles:
@@ -407,8 +397,8 @@ def csv_files(
         texts = [name for name, of in types.items() if of == pa.string() and name != client]
         grouped |= grouped_numbers(batches(None), texts, decimal, thousands)
     size = sum(file.stat().st_size * (_COMPRESSION if file.suffix == ".gz" else 1) for file in files)
-    spelling = {"decimal": decimal, "thousands": thousands, "date_format": date_format}
-    return TableFiles(path, names, size, batches, client, spelling)
+    metadata = read_by(delimiter, decimal, encoding, missing, thousands, date_format)
+    return TableFiles(path, names, size, batches, client, metadata)
 
 
 def _find_types(types: dict[str, Any], batches: Callable[[], Iterator[Any]]) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from equipoise.core.tensor_files import read_tensor_file
+from equipoise.data.csv_reading import CSV_DEFAULTS
+from equipoise.data.new_rows import read_columns, read_rows
 from equipoise.data.schema import Schema
-from equipoise.data.table_files import parquet_files, read_csv
 from equipoise.errors import ConfigError, unknown_name
 from equipoise.experiment.config import PYTHON, RunConfig
 from equipoise.experiment.config_tables import read_toml
@@ -18,18 +19,15 @@ from equipoise.experiment.family_files import MANIFEST, MEMBERS, read_manifest
 from equipoise.experiment.run_files import RunFolder
 from equipoise.models.table_network import Tabular
 
-_READING: dict[str, Any] = {
-    "delimiter": ",", "decimal": ".", "encoding": "utf-8", "missing": (), "thousands": "", "date_format": "",
-}  # fmt: skip
-
 
 def predict_rows(
-    path: Path, rows: Path, *, reading: Mapping[str, Any] | None = None, member: str | None = None, trust: bool = False
-) -> Any:
+    path: Path, rows: Path, *, reading: Mapping[str, Any] | None = None, member: str | None = None, keep: Sequence[str] = (),
+    trust: bool = False,
+) -> Any:  # fmt: skip
     """What the model of the run in a folder says about each row of a CSV or Parquet file: an Arrow table as `Schema.predict`.
 
     A CSV file is read as the run's own was, but for the options `reading`. `member` names a model of a family: a value of its
-    knob, or its name.
+    knob, or its name. Columns `keep` of the file come first, those of a CSV file as they are written there.
     """
     folder = RunFolder(path)
     if not folder.config.is_file():
@@ -40,36 +38,34 @@ def predict_rows(
         )
     schema, table = Schema.load(folder.schema), read_toml(folder.config)
     model = _trained(folder, table, schema, _model_file(folder, member), trust=trust)
-    return schema.predict(model, read_rows(rows, schema, _options(table, reading or {})), str(rows))
+    options = _options(table, schema, reading or {})
+    found = read_rows(rows, schema, options)
+    answer = schema.predict(model, found, str(rows))
+    kept = _kept_columns(rows, options, keep, found.column_names, answer)
+    for place, name in enumerate(kept.column_names):
+        answer = answer.add_column(place, name, kept.column(name))
+    return answer
 
 
-def read_rows(path: Path, schema: Schema, reading: Mapping[str, Any]) -> Any:
-    """The rows of a CSV or Parquet file as an Arrow table; columns that were text in training are text, as 007 is no 7."""
-    if path.suffix == ".parquet":
-        return parquet_files(path, "").read()
-    return read_csv(path, client="", **reading, text=[rule.name for rule in schema.columns if _is_text(rule.categories)])
+def _kept_columns(rows: Path, reading: Mapping[str, Any], keep: Sequence[str], present: Sequence[str], answer: Any) -> Any:
+    """The columns of the file that the output is to have, too; those that the file lacks or the answer has are refused."""
+    for name in keep:
+        if name not in present:
+            raise ConfigError(f"--keep {name}: {rows} has no such column. " + unknown_name("column", name, present))
+        if name in answer.column_names:
+            fix = "Give the column another name in the file."
+            raise ConfigError(f"--keep {name}: the output has a column {name!r} of its own, for what the model says. {fix}")
+    return read_columns(rows, reading, list(dict.fromkeys(keep)))
 
 
-def _is_text(categories: tuple[str, ...]) -> bool:
-    """Whether categories are text that a reader could take for something else: some are neither numbers nor booleans."""
-
-    def is_read_back(name: str) -> bool:
-        try:
-            return name in ("True", "False") or repr(float(name)).removesuffix(".0") == name
-        except ValueError:
-            return False
-
-    return not all(map(is_read_back, categories))
-
-
-def _options(table: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """How to read a CSV file: as the configuration of the run says, but for what is given."""
-    for name in given:
-        if name not in _READING:
-            raise ConfigError(unknown_name("option", name, _READING))
+def _options(table: Mapping[str, Any], schema: Schema, given: Mapping[str, Any]) -> dict[str, Any]:
+    """How to read a CSV file: as the configuration of the run or its schema says, but for what is given."""
+    for name, value in given.items():
+        if name not in CSV_DEFAULTS:
+            raise ConfigError(f"--set {name}={value}: " + unknown_name("option", name, CSV_DEFAULTS))
     data = table.get("data")
-    own = {name: data[name] for name in _READING if name in data} if isinstance(data, Mapping) else {}
-    return {**_READING, **own, **given}
+    own = {name: data[name] for name in CSV_DEFAULTS if name in data} if isinstance(data, Mapping) else {}
+    return {**dict(schema.reading), **own, **given}
 
 
 def _model_file(folder: RunFolder, member: str | None) -> Path:

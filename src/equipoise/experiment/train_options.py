@@ -40,11 +40,13 @@ class TrainOptions(TrainRecord):
 
     `name` is the name of the run in reports (None: that of its folder). `evaluate_clients` is how many clients of each
     split are evaluated, drawn at random (None: all). `metrics` are names of metrics of single clients, or import paths
-    "module:name" of metrics of your own. `loss` is the import path of a loss of your own, (outputs, targets) → one number
-    per example (None: the model's). `checkpoint_every` is in rounds (None: about every ten seconds). `threads` are torch's
-    (None: torch's own choice; the folder of a run holds the number). `stop`, a section [train.stop], has the parameters of
-    EarlyStopping. `attributes` names a CSV file with a row per client, its id first and then attributes by which reports
-    show subgroups. `conformal` is ζ, the share of test examples that conformal sets may miss (None: no sets).
+    "module:name" of metrics of your own. Of a plain function more is better. For less is better, let the name be an object
+    `equipoise.metrics.Metric(function, higher_is_better=False)`. The tail of clients is at the worse end. `loss` is the
+    import path of a loss of your own, (outputs, targets) → one number per example (None: the model's). `checkpoint_every`
+    is in rounds (None: about every ten seconds). `threads` are torch's (None: torch's own choice; the folder of a run holds
+    the number). `stop`, a section [train.stop], has the parameters of EarlyStopping. `attributes` names a CSV file with a
+    row per client, its id first and then attributes by which reports show subgroups. `conformal` is ζ, the share of test
+    examples that conformal sets may miss (None: no sets).
     """
 
     evaluate_clients: int | None = None

@@ -55,6 +55,10 @@ class ClientRows:
                 self._written = self._new_file(kind, shape)
             found, self._begin = _described(self.path)
         except (OSError, *DAMAGED_ARRAY) as failure:
+            if places is not None and isinstance(failure, FileNotFoundError):
+                lost = f"{self.path}, which holds what clients keep between rounds, is missing"
+                fix = "Copy it there together with the checkpoint, or delete the checkpoint to start anew."
+                raise EquipoiseError(f"{lost}. {fix}") from failure
             reason = failure.strerror if isinstance(failure, OSError) and failure.strerror else failure
             raise NotWritten(f"The rows of clients cannot be kept in {self.path}: {reason}.") from failure
         if found != (shape, False, kind):

@@ -26,7 +26,7 @@ from equipoise.errors import Diverged, EquipoiseError, EquipoiseNotice, Observer
 from equipoise.report.text.phrases import listed
 from equipoise.result import Result
 from equipoise.round import grouped
-from equipoise.runs.checkpoint import Checkpoints, numbered
+from equipoise.runs.checkpoint import Checkpoints, checkpoint_of, numbered
 from equipoise.runs.health import each_notice_once, notices, tell
 from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, build, choose_engine, refuse_swapped, set_up
 from equipoise.runs.stopping import EarlyStopping
@@ -137,8 +137,8 @@ def train_many(
     `train`. Data that differ by seed are all in memory at once; `compare` has those of one seed at a time.
 
     Observers are told of every run's rounds; `report.run` is the method's name, with the seed where there are several.
-    `checkpoint` names the file of the first runs that are trained together; further ones have files beside it (`many.ckpt`,
-    `many-2.ckpt`, …).
+    `checkpoint` names the file of the first runs that are trained together; further groups have files beside it (`many.ckpt`,
+    `many-2.ckpt`, …). Runs that are made one by one have files named by method and seed, as those of `compare`.
 
     With `stop` each run is stopped by its own figures, and the others go on. If a run diverges the others go on, too; the error
     is raised at the end, and its `finished` holds the runs that ended well.
@@ -191,8 +191,8 @@ def train_plan(
             settings = [run.set_up(shared, options, label=run.label(planned)) for run in runs]
             apart = settings[0].engine_traits.network is not None  # there a round may be tried again, for one run at a time
             for part in [[i] for i in range(len(runs))] if apart else [range(len(runs))]:
-                files += 1
-                saving = replace(watch, checkpoint=numbered(watch.saving, files))
+                files += len(part) > 1 or len(planned) == 1
+                saving = replace(watch, checkpoint=_file_of([runs[i] for i in part], watch.saving, files, len(planned)))
                 numbers = [group[i] for i in part]
                 try:
                     results = train_planned([runs[i] for i in part], [settings[i] for i in part], saving)
@@ -205,6 +205,13 @@ def train_plan(
                     who = "the run" if len(group) == 1 else str(planned[number])
                     tell(notices(setting, result, who), stacklevel=3)
         del shared, settings  # their data leave the device before those of the next come
+
+
+def _file_of(runs: Sequence[SeededRun], saving: Checkpoints | None, number: int, planned: int) -> Checkpoints | None:
+    """The checkpoint of runs that are trained together, by its number, or of one of several `planned` runs, by its name."""
+    if saving is None or len(runs) > 1 or planned == 1:
+        return numbered(saving, number)
+    return checkpoint_of(saving, runs[0].name, runs[0].algorithm, runs[0].seed)
 
 
 def train_planned(runs: Sequence[SeededRun], settings: Sequence[Setting], watch: Watching) -> list[Result | Diverged]:

@@ -20,7 +20,17 @@ from torch import Tensor
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import is_of_user, read, solver_traits
 from equipoise.errors import InvalidParameter
-from equipoise.runs.state_rules import IS_KEPT, LINEAR_CURE, NO_LINEAR_STATE, unkeepable
+from equipoise.runs.state_rules import (
+    COPY_CURE,
+    IS_KEPT,
+    KEPT_CURE,
+    LINEAR_CURE,
+    NO_LINEAR_STATE,
+    SAME_AGAIN,
+    SAME_CURE,
+    STATE_CURE,
+    unkeepable,
+)
 from equipoise.solvers.local_optimizer import LocalOptimizer
 from equipoise.types import RiskTraits, RiskValue
 
@@ -32,14 +42,16 @@ AGGREGATOR_CALL = "aggregator(updates, weights, losses=…, state=…)"
 SERVER_CALL = "step(params, total, state)"
 SAMPLER_CALL = "sampler(round_index, alpha, clients_per_round=…, seed=…)"
 IS_MEMORY = "the memory that begin returns is a tuple of tensors, each shaped like the parameters"
+TUPLE_CURE = "Return e.g. (torch.zeros_like(weights),)."
+NUMBER_CURE = "Add the parameter `number` to step, or set `numbered = False` in the class."
 ARE_TENSORS = "the value and the weights of a risk are tensors"
 TOTAL_TYPE = "the total has the type of the updates"
+ANY_TYPE = "updates may be float32, while weights and losses are float64"
 TYPE_CURE = "Cast the weights before a product: weights.to(updates.dtype)."
 ANY_NUMBER = "equal updates, with weights that sum to 1, give the same total however many clients send them"
 LOWERS = "a few small steps against the gradient of a convex loss lower it"
 MEMORY_IN_PLACE = "a memory that begins at zero and that the step uses is changed by the step, in place"
 MEMORY_CURE = "Write e.g. memory[0].mul_(0.9).add_(gradient); `m = 0.9 * m + gradient` stores nothing."
-SAME_AGAIN = "the same call twice gives the same answer: a part depends on its inputs and its state alone"
 TWO_THINGS = "it returns two things, the total and its state"
 _STRONG = {"momentum": 0.9, "weight_decay": 1e3, "prox": 1e3}  # options of SGD that a step of one's own may forget
 CHECKS = {
@@ -49,16 +61,16 @@ CHECKS = {
 
 
 class _Broken(Exception):
-    """A law that a part breaks, and the numbers that show it."""
+    """A law that a part breaks, the numbers that show it, and the cure where there is one."""
 
-    def __init__(self, law: str, numbers: object) -> None:
-        self.law, self.numbers = law, numbers
+    def __init__(self, law: str, numbers: object, cure: str) -> None:
+        self.law, self.found = law, f"Found: {numbers}." + f" {cure}" * bool(cure)
         super().__init__(law)
 
 
-def _hold(condition: bool, law: str, numbers: object) -> None:
+def _hold(condition: bool, law: str, numbers: object, cure: str = "") -> None:
     if not condition:
-        raise _Broken(law, numbers)
+        raise _Broken(law, numbers, cure)
 
 
 def try_own_parts(algorithm: Algorithm, clients: Sequence[str], alpha: Tensor, clients_per_round: int, seed: int) -> None:
@@ -83,10 +95,7 @@ def try_own_parts(algorithm: Algorithm, clients: Sequence[str], alpha: Tensor, c
         try:
             trials[name](_copied(part))
         except _Broken as broken:
-            rule, fix = (
-                f"must keep the law that {broken.law}",
-                f"Found: {broken.numbers}. See equipoise.testing.{CHECKS[name]}.",
-            )
+            rule, fix = f"must keep the law that {broken.law}", f"{broken.found} See equipoise.testing.{CHECKS[name]}."
             raise InvalidParameter(name, rule, part, fix) from None
         except Exception:  # noqa: S112 — the run raises it again, where it belongs
             continue
@@ -122,10 +131,10 @@ def refused_call(call: Callable[..., Any], *given: Any, **named: Any) -> TypeErr
     return None
 
 
-def _accepts(call: Callable[..., Any], shown: str, *given: Any, **named: Any) -> None:
+def _accepts(call: Callable[..., Any], shown: str, *given: Any, cure: str = "", **named: Any) -> None:
     """Refuse a part that cannot be called as its contract says."""
     failure = refused_call(call, *given, **named)
-    _hold(failure is None, f"it can be called as {shown}", failure)
+    _hold(failure is None, f"it can be called as {shown}", failure, cure)
 
 
 def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int) -> None:
@@ -141,7 +150,7 @@ def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int) -> None
         if not isinstance(result, RiskValue):
             return result
         kept = torch.equal(given[0], values) and torch.equal(given[1], weights)
-        _hold(kept, "a risk does not write to the losses or weights that it is given", given[0].tolist())
+        _hold(kept, "a risk does not write to the losses or weights that it is given", given[0].tolist(), COPY_CURE)
         return result
 
     first = at(losses)
@@ -149,9 +158,10 @@ def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int) -> None
     value, weights = first.value, first.weights
     _hold(isinstance(value, Tensor) and isinstance(weights, Tensor), ARE_TENSORS, (value, weights))
     _hold(weights.shape == losses.shape, "there is one weight per client", tuple(weights.shape))
+    once = (float(value), weights.tolist())  # read now: the next call may write to these tensors
     again = at(losses)
-    same = torch.equal(again.value, value) and torch.equal(again.weights, weights)
-    _hold(same, SAME_AGAIN, (weights.tolist(), again.weights.tolist()))
+    twice = (float(again.value), again.weights.tolist())
+    _hold(repr(once) == repr(twice), SAME_AGAIN, (once[1], twice[1]), SAME_CURE)
     _try_risk_state(risk, first.state, losses, alpha, (clients[0], clients[1]))
     good = bool(torch.isfinite(weights).all()) and bool((weights >= 0).all())
     _hold(good, "weights are finite and not negative", weights.tolist())
@@ -178,13 +188,13 @@ def _try_risk_state(risk: Any, state: Any, losses: Tensor, alpha: Tensor, ids: t
     _hold_kept(state)
     before = copy.deepcopy(state)
     after = risk(2 * losses, alpha.clone(), clients=ids, state=state).state
-    _hold(_same_state(state, before), "a call does not write to the state it is given", state)
+    _hold(_same_state(state, before), "a call does not write to the state it is given", (before, state), STATE_CURE)
     _hold_kept(after)
 
 
 def _hold_kept(state: Any) -> None:
     found = unkeepable(state)
-    _hold(found is None, IS_KEPT, f"a value of type {found}")
+    _hold(found is None, IS_KEPT, f"a value of type {found}", KEPT_CURE)
 
 
 def _same_state(state: Any, before: Any) -> bool:
@@ -239,20 +249,23 @@ def _try_solver(solver: Any) -> None:
     lr = solver.learning_rate(0)
     _hold(math.isfinite(lr) and lr > 0, "the learning rate is positive and finite", lr)
     told = {"number": 1} if traits.numbered else {}
-    _accepts(solver.step, step_call(told), 0, 0, 0, anchor=0, lr=0, **told)
+    _accepts(solver.step, step_call(told), 0, 0, 0, anchor=0, lr=0, cure=NUMBER_CURE if told else "", **told)
     together, gradient, anchor = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0)).unbind()
     alone, given = together.clone(), gradient.clone()
     memory = solver.begin(together)
-    _hold(is_memory(memory, together), IS_MEMORY, f"{type(memory).__name__}; return e.g. (torch.zeros_like(weights),)")
+    _hold(is_memory(memory, together), IS_MEMORY, type(memory).__name__, TUPLE_CURE)
+    again = together.clone()
     solver.step(together, given, solver.begin(together), anchor=anchor, lr=lr, **told)
-    _hold(torch.equal(given, gradient), "a step does not write to the gradient it is given", given.tolist())
+    _hold(torch.equal(given, gradient), "a step does not write to the gradient it is given", given.tolist(), COPY_CURE)
+    solver.step(again, gradient.clone(), solver.begin(again), anchor=anchor, lr=lr, **told)
+    _hold(torch.equal(again, together), SAME_AGAIN, (together.tolist(), again.tolist()), SAME_CURE)
     for k in range(2):
         solver.step(alone[k], gradient[k].clone(), solver.begin(alone[k]), anchor=anchor[k], lr=lr, **told)
     _hold(_close(together, alone, 1e-5), "a step on many clients is the step on each", (together.tolist(), alone.tolist()))
     before, after = some_steps(solver)
     _hold(not torch.equal(before, after), MOVES, f"{before.tolist()} before and after {max(3, traits.repeats)} steps")
     lost = lost_memories(solver)
-    _hold(not lost, MEMORY_IN_PLACE, f"number {lost} of the memory is not. {MEMORY_CURE[:-1]}")
+    _hold(not lost, MEMORY_IN_PLACE, f"number {lost} of the memory is not", MEMORY_CURE)
     first, last = convex_losses(solver)
     _hold(last < first, LOWERS, f"{first:.6g} before and {last:.6g} after")
     ignored = ignored_options(solver)
@@ -331,9 +344,20 @@ def ignored_options(solver: Any) -> list[str]:
 
 def _try_aggregator(aggregator: Any) -> None:
     _accepts(aggregator, AGGREGATOR_CALL, 0, 0, losses=None, state=None)
-    # Three, since of two updates none is more central than the other.
+    # Three, since of two updates none is more central than the other; twelve for a part that needs more.
     updates = torch.tensor([[1.0, -2.0, 0.5], [3.0, 1.0, -1.0], [2.0, -1.5, 4.0]], dtype=torch.float64)
     weights, losses = (torch.tensor(values, dtype=torch.float64) for values in ([0.25, 0.5, 0.25], [0.5, 1.5, 1.0]))
+    if _or_none(lambda: _copied(aggregator)(updates.clone(), weights.clone(), losses=losses.clone(), state=None)) is None:
+        several = torch.linspace(0.5, 2.0, 4, dtype=torch.float64)
+        updates, losses = torch.kron(several[:, None], updates), torch.kron(several, losses)
+        weights = torch.kron(several, weights) / several.sum()
+    _try_totals(aggregator, updates, weights, losses)
+
+
+def _try_totals(aggregator: Any, updates: Tensor, weights: Tensor, losses: Tensor) -> None:
+    """An aggregator's totals of a few updates (K, 3) with weights (K,) that sum to 1, and of pieces of them."""
+    everyone = list(range(len(updates)))
+    backwards = everyone[::-1]
 
     def total(rows: Tensor, places: list[int], own: Tensor = weights, state: Any = None) -> tuple[Tensor, Any]:
         updates, shares = rows.clone(), own[places].clone()
@@ -341,40 +365,41 @@ def _try_aggregator(aggregator: Any) -> None:
         good = isinstance(given, tuple) and len(given) == 2
         _hold(good, TWO_THINGS, type(given).__name__)
         kept = torch.equal(updates, rows) and torch.equal(shares, own[places])
-        _hold(kept, "a call does not write to the updates or weights it is given", updates.tolist())
-        return given  # type: ignore[no-any-return]
+        _hold(kept, "a call does not write to the updates or weights it is given", updates.tolist(), COPY_CURE)
+        return given[0].clone() if isinstance(given[0], Tensor) else given[0], given[1]  # the next call may write to it
 
-    every, state = total(updates, [0, 1, 2])
+    every, state = total(updates, everyone)
     _hold(every.shape == (3,), "the total has the shape of one update", tuple(every.shape))
-    _hold(state is None or not aggregator.linear, NO_LINEAR_STATE, f"{type(state).__name__}. {LINEAR_CURE}")
-    again = total(updates, [0, 1, 2])[0]
-    _hold(torch.equal(again, every), SAME_AGAIN, (every.tolist(), again.tolist()))
+    _hold(state is None or not aggregator.linear, NO_LINEAR_STATE, type(state).__name__, LINEAR_CURE)
+    again = total(updates, everyone)[0]
+    _hold(torch.equal(again, every), SAME_AGAIN, (every.tolist(), again.tolist()), SAME_CURE)
     _hold_kept(state)
     before = copy.deepcopy(state)
-    _, later = total(2 * updates.flip(0), [2, 1, 0], state=state)
-    _hold(_same_state(state, before), "a call does not write to the state it is given", (before, state))
+    _, later = total(2 * updates.flip(0), backwards, state=state)
+    _hold(_same_state(state, before), "a call does not write to the state it is given", (before, state), STATE_CURE)
     _hold_kept(later)
-    moved = total(updates.flip(0), [2, 1, 0])[0]
+    moved = total(updates.flip(0), backwards)[0]
     _hold(_close(moved, every), "the order of clients does not matter", (every.tolist(), moved.tolist()))
-    nothing = total(torch.zeros_like(updates), [0, 1, 2])[0]
+    nothing = total(torch.zeros_like(updates), everyone)[0]
     _hold(bool((nothing == 0).all()), "zero updates give a zero total", nothing.tolist())
     if aggregator.linear:
-        parts = total(updates[:1], [0])[0] + total(updates[1:], [1, 2])[0]
+        parts = total(updates[:1], [0])[0] + total(updates[1:], everyone[1:])[0]
         _hold(_close(parts, every), "a linear total is the sum of its chunks' totals", (every.tolist(), parts.tolist()))
-    single = _or_none(lambda: total(updates.float(), [0, 1, 2])[0])
-    if single is not None:
-        _hold(single.dtype == torch.float32, TOTAL_TYPE, f"{single.dtype} of torch.float32. {TYPE_CURE[:-1]}")
-    few = total(updates[:1].expand(3, -1), [0, 1, 2], torch.full_like(weights, 1 / 3))[0]
-    many = total(updates[:1].expand(6, -1), [0, 1, 2, 0, 1, 2], torch.full_like(weights, 1 / 6))[0]
-    _hold(_close(many, few), ANY_NUMBER, f"three clients {few.tolist()}, six {many.tolist()}")
+    try:
+        single = total(updates.float(), everyone)[0]
+    except RuntimeError as failure:  # of torch, which took the same numbers as float64
+        raise _Broken(ANY_TYPE, f"updates of type torch.float32 give {failure!r}", TYPE_CURE) from failure
+    _hold(single.dtype == torch.float32, TOTAL_TYPE, f"{single.dtype} of torch.float32", TYPE_CURE)
+    count = len(updates)
+    few = total(updates[:1].expand(count, -1), everyone, torch.full_like(weights, 1 / count))[0]
+    many = total(updates[:1].expand(2 * count, -1), everyone * 2, torch.full_like(weights, 1 / (2 * count)))[0]
+    _hold(_close(many, few), ANY_NUMBER, f"{count} clients {few.tolist()}, {2 * count} {many.tolist()}")
 
 
 def _or_none(call: Callable[[], Any]) -> Any:
-    """What a call gives; None if it raises an error other than a broken law, which the run shows where it happens."""
+    """What a call gives; None if it raises an error."""
     try:
         return call()
-    except _Broken:
-        raise
     except Exception:
         return None
 
@@ -384,9 +409,12 @@ def _try_server(server: Any) -> None:
     params = torch.tensor([0.5, -1.0, 2.0])
     given, still = params.clone(), torch.zeros_like(params)
     after, _ = server.step(given, still, server.begin(params.clone()))
-    _hold(torch.equal(given, params), "a step does not write to the parameters it is given", given.tolist())
+    _hold(torch.equal(given, params), "a step does not write to the parameters it is given", given.tolist(), COPY_CURE)
     shown = (params.tolist(), after.tolist())
     _hold(torch.equal(after, params), "a zero update from a fresh state changes nothing", shown)
+    total, start = torch.tensor([1.0, -0.5, 0.25]), server.begin(params.clone())
+    first, second = (server.step(params.clone(), total.clone(), start)[0].tolist() for _ in range(2))
+    _hold(first == second, SAME_AGAIN, (first, second), SAME_CURE)
 
 
 def _try_sampler(sampler: Any, alpha: Tensor, clients_per_round: int, seed: int) -> None:

@@ -12,7 +12,15 @@ from equipoise.errors import InvalidParameter
 
 IS_KEPT = "a state is made of what a checkpoint keeps: tensors, numbers, text, None, tuples, lists, dictionaries, dataclasses"
 NO_LINEAR_STATE = "a linear aggregator has no state: its total is a sum over parts of a cohort, and no call gets a state"
-LINEAR_CURE = "Set linear = False, or give the memory to a server optimiser (equipoise.server_opt), e.g. server_opt.Momentum()"
+LINEAR_CURE = "Set linear = False, or give the memory to a server optimiser (equipoise.server_opt), e.g. server_opt.Momentum()."
+SAME_AGAIN = "the same call twice gives the same answer: a part depends on its inputs and its state alone"
+SAME_CURE = (
+    "Keep nothing in self, in a global variable or in a random generator. A risk, an aggregator or a server optimiser returns "
+    "what it remembers as its state; a solver returns it from begin as its memory."
+)
+STATE_CURE = "Make a new state and return that one, e.g. of dict(state) or state.clone()."
+COPY_CURE = "Work on a copy, e.g. updates.clone(), or without methods that end in _."
+KEPT_CURE = "Write the state as one of these types, e.g. a set as a sorted list."
 
 
 def unkeepable(state: Any) -> str | None:
@@ -40,7 +48,5 @@ def refuse_unkeepable(name: str, part: Any, state: Any, method: str) -> None:
     found = unkeepable(state)
     if found is not None and is_of_user(part):
         rule = f"of {method!r} must keep the law that {IS_KEPT}"
-        fix = (
-            f"Found: its state holds a value of type {found}. See equipoise.testing, and write the state as one of these types."
-        )
+        fix = f"Found: its state holds a value of type {found}. {KEPT_CURE} See equipoise.testing."
         raise InvalidParameter(name, rule, part, fix)

@@ -22,7 +22,8 @@ from equipoise.runs.own_parts import (
     MEMORY_CURE,
     MEMORY_IN_PLACE,
     MOVES,
-    SAME_AGAIN,
+    NUMBER_CURE,
+    TUPLE_CURE,
     convex_losses,
     ignored_options,
     is_memory,
@@ -30,9 +31,10 @@ from equipoise.runs.own_parts import (
     some_steps,
     step_call,
 )
+from equipoise.runs.state_rules import SAME_AGAIN, SAME_CURE
 from equipoise.solvers.client_steps import memory_of, rows_of
 from equipoise.solvers.prepared import AdjustedSolver
-from equipoise.testing.laws import accepts, agree, check_of, has, hold, unchanged, without_error
+from equipoise.testing.laws import accepts, agree, check_of, copied, has, hold, unchanged, without_error
 from equipoise.testing.small_run import draw_everyone, make_small_task, prepare_solver
 from equipoise.train import train
 from equipoise.types import LocalSolver, Observer, Schedule, ServerState
@@ -45,7 +47,7 @@ class _NoSteps(AdjustedSolver):
         return 0
 
 
-@check_of("a solver")
+@check_of("a solver", on_copy=True)
 def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
     """Zero steps give a zero update; steps move the parameters, in place; a step acts on each client alone.
 
@@ -77,7 +79,7 @@ def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
     cohort = draw_everyone(data, seed)
     work = Loop().start(task, data).updates(params, cohort, _NoSteps(solver))
     agree(solver, "zero steps give a zero update", work.update, torch.zeros_like(work.update))
-    agree(solver, SAME_AGAIN, some_steps(solver)[1], some_steps(solver)[1])
+    agree(solver, SAME_AGAIN, some_steps(solver)[1], some_steps(solver)[1], cure=SAME_CURE)
     _check_rows_apart(solver, torch_generator(seed, "check_solver steps"))
     lost = lost_memories(solver)
     hold(not lost, solver, MEMORY_IN_PLACE, f"number {lost} of the memory is not", MEMORY_CURE)
@@ -94,12 +96,13 @@ def _check_form(solver: LocalSolver) -> None:
     fix = "Extend solvers.SGD and write a step of your own."
     has(solver, "a solver", "batch_size", "local_steps", "learning_rate", "begin", "step", cure=fix)
     told = _told(solver, 1)
-    cure = "Add the parameter `number` to step, or set `numbered = False` in the class." if told else ""
-    accepts(solver, solver.step, step_call(told), (0, 0, 0), cure, anchor=0, lr=0, **told)
+    accepts(solver, solver.step, step_call(told), (0, 0, 0), NUMBER_CURE if told else "", anchor=0, lr=0, **told)
     for weights in (torch.zeros(5), torch.zeros(3, 5)):
         with without_error(solver, IS_MEMORY):
-            memory = solver.begin(weights)
-        hold(is_memory(memory, weights), solver, IS_MEMORY, type(memory).__name__, "Return e.g. (torch.zeros_like(weights),).")
+            memory = copied(solver).begin(weights)
+        hold(is_memory(memory, weights), solver, IS_MEMORY, type(memory).__name__, TUPLE_CURE)
+    again = copied(solver)  # as it was made: what a part keeps in self is of the shape that it saw first
+    agree(solver, SAME_AGAIN, some_steps(again)[1], some_steps(again)[1], cure=SAME_CURE)
 
 
 class _WatchCorrection(Observer):

@@ -17,7 +17,7 @@ from torch import Tensor
 from equipoise.core.abilities import is_part
 from equipoise.errors import EquipoiseError, InvalidParameter, shown
 from equipoise.runs.own_parts import refused_call
-from equipoise.runs.state_rules import IS_KEPT, unkeepable
+from equipoise.runs.state_rules import COPY_CURE, IS_KEPT, KEPT_CURE, SAME_AGAIN, SAME_CURE, STATE_CURE, unkeepable
 
 P = ParamSpec("P")
 
@@ -37,11 +37,11 @@ def _broken(part: object, law: str, numbers: object, cure: str) -> str:
     return f"{shown(part)} breaks the law: {law}.{found}" + (f"{'.' * bool(found)} {cure}" if cure else "")
 
 
-def agree(part: object, law: str, found: Tensor, expected: Tensor, tolerance: float = 0.0) -> None:
+def agree(part: object, law: str, found: Tensor, expected: Tensor, tolerance: float = 0.0, *, cure: str = "") -> None:
     """Raise LawBroken with the largest difference unless two tensors are equal, bit for bit or as `close` has it."""
-    hold(found.shape == expected.shape, part, law, f"another shape, {tuple(found.shape)} for {tuple(expected.shape)}")
+    hold(found.shape == expected.shape, part, law, f"another shape, {tuple(found.shape)} for {tuple(expected.shape)}", cure)
     same = close(found, expected, tolerance) if tolerance else torch.equal(found, expected)
-    hold(same, part, law, f"differences up to {float((found - expected).abs().max()):g}" if found.numel() else "")
+    hold(same, part, law, f"differences up to {float((found - expected).abs().max()):g}" if found.numel() else "", cure)
 
 
 @contextmanager
@@ -61,10 +61,13 @@ def _place_of(failure: Exception) -> str:
     return f" in line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else ""
 
 
-def check_of(kind: str, *needed: str, cure: str = "") -> Callable[[Callable[P, None]], Callable[P, None]]:
+def check_of(
+    kind: str, *needed: str, cure: str = "", on_copy: bool = False
+) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Make a check raise LawBroken for a part, its first argument, that lacks what its `kind` has or that raises an error.
 
-    Errors of this library are passed on, since they name their fix.
+    Errors of this library are passed on, since they name their fix. With `on_copy` a copy of the part is checked, so that what
+    a part wrongly keeps in self is not there when the part itself trains.
     """
 
     def decorate(check: Callable[P, None]) -> Callable[P, None]:
@@ -72,8 +75,9 @@ def check_of(kind: str, *needed: str, cure: str = "") -> Callable[[Callable[P, N
         def checked(*given: P.args, **named: P.kwargs) -> None:
             part: Any = given[0] if given else next(iter(named.values()), None)
             has(part, kind, *needed, cure=cure)
+            arguments: Any = (copied(part), *given[1:]) if on_copy and given else given
             try:
-                check(*given, **named)
+                check(*arguments, **named)
             except EquipoiseError:
                 raise
             except Exception as failure:
@@ -128,17 +132,24 @@ def equal_values(a: Any, b: Any) -> bool:
 def repeated(part: object, action: str, call: Callable[..., Any], values: Callable[[Any], Any], **given: Any) -> Any:
     """What a call gives; LawBroken if it writes to what it is `given`, if its `values` differ when it is made again."""
     with unchanged(part, action, **given):
-        first, second = call(), call()
-    law = f"{action} twice, with the same inputs, gives the same answer"
-    cure = "It may depend on its inputs and its state alone: no global, no random number, nothing kept in self."
-    hold(equal_values(values(first), values(second)), part, law, cure=cure)
+        first = copied(call())  # the second call may write to what the first one gave
+        second = call()
+    hold(equal_values(values(first), values(second)), part, SAME_AGAIN, f"{action} was made again, and differs", SAME_CURE)
     return first
+
+
+def copied(value: Any) -> Any:
+    """A copy of a value; the value itself if it holds what cannot be copied, such as an open file."""
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value
 
 
 def keepable(part: object, state: Any) -> None:
     """Raise LawBroken unless a checkpoint can keep a state that a part returned."""
     found = unkeepable(state)
-    hold(found is None, part, IS_KEPT, f"a value of type {found}", "Write the state as one of these types.")
+    hold(found is None, part, IS_KEPT, f"a value of type {found}", KEPT_CURE)
 
 
 @contextmanager
@@ -147,7 +158,8 @@ def unchanged(part: object, action: str, **values: Any) -> Iterator[None]:
     before = copy.deepcopy(values)
     yield
     for name, value in values.items():
-        hold(equal_values(value, before[name]), part, f"{action} does not write to the {name.replace('_', ' ')} it is given")
+        law = f"{action} does not write to the {name.replace('_', ' ')} it is given"
+        hold(equal_values(value, before[name]), part, law, cure=STATE_CURE if name == "state" else COPY_CURE)
 
 
 def is_finite(values: Tensor) -> bool:

@@ -15,7 +15,7 @@ from equipoise.testing.laws import accepts, agree, check_of, hold, is_finite, ke
 from equipoise.types import ClientRisk, RiskTraits, RiskValue
 
 
-@check_of("a risk", "__call__", cure=f"Write {RISK_CALL}, which returns a RiskValue.")
+@check_of("a risk", "__call__", cure=f"Write {RISK_CALL}, which returns a RiskValue.", on_copy=True)
 def check_risk(risk: ClientRisk, *, seed: int = 0) -> None:
     """Weights are the gradient of the value and never negative; order and ties do not matter; finite for any finite losses.
 

@@ -9,18 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise.algorithm import LINEAR_OR_NOT
 from equipoise.core.abilities import read
 from equipoise.core.rng import torch_generator
-from equipoise.runs.own_parts import AGGREGATOR_CALL, ANY_NUMBER, SAMPLER_CALL, SERVER_CALL, TOTAL_TYPE, TWO_THINGS, TYPE_CURE
-from equipoise.runs.state_rules import LINEAR_CURE, NO_LINEAR_STATE
+from equipoise.runs.own_parts import (
+    AGGREGATOR_CALL,
+    ANY_NUMBER,
+    ANY_TYPE,
+    SAMPLER_CALL,
+    SERVER_CALL,
+    TOTAL_TYPE,
+    TWO_THINGS,
+    TYPE_CURE,
+)
+from equipoise.runs.state_rules import LINEAR_CURE, NO_LINEAR_STATE, SAME_CURE
 from equipoise.testing.laws import accepts, agree, check_of, hold, keepable, repeated, two_things, unchanged, without_error
 from equipoise.types import Aggregator, AggregatorTraits, Averaging, Cohort, Sampler, ServerOptimizer
 
 
-@check_of(
-    "an aggregator", "__call__", "linear",
-    cure="Write a class with `linear = False`, or `linear = True` if the totals over parts of a cohort add up to its total.",
-)  # fmt: skip
+@check_of("an aggregator", "__call__", "linear", cure=LINEAR_OR_NOT, on_copy=True)
 def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12) -> None:
     """Permutation-invariant; zero updates give zero; a linear one's total is additive over chunks and linear in the weights.
 
@@ -48,7 +55,7 @@ def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12
         if len(rows) < clients:
             law, cure = "a linear aggregator combines any number of updates", "Set linear = False if it needs a whole cohort."
         if rows.dtype == torch.float32:
-            law, cure = "updates may be float32, while weights and losses are float64", TYPE_CURE
+            law, cure = ANY_TYPE, TYPE_CURE
         here, call = losses[places], f"{len(rows)} updates of type {rows.dtype} give "
         with without_error(aggregator, law, call, cure):
             given_back = repeated(
@@ -59,7 +66,7 @@ def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12
         hold(isinstance(total, Tensor), aggregator, "the total is a tensor", type(total).__name__)
         hold(total.shape == rows.shape[1:], aggregator, "the total has the shape of one update", tuple(total.shape))
         hold(total.dtype == rows.dtype, aggregator, TOTAL_TYPE, f"{total.dtype} of {rows.dtype}", TYPE_CURE)
-        hold(later is None or not aggregator.linear, aggregator, NO_LINEAR_STATE, type(later).__name__, f"{LINEAR_CURE}.")
+        hold(later is None or not aggregator.linear, aggregator, NO_LINEAR_STATE, type(later).__name__, LINEAR_CURE)
         return total, later
 
     def combine(rows: Tensor, own: Tensor, places: Tensor) -> Tensor:
@@ -73,8 +80,7 @@ def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12
     zero = combine(torch.zeros_like(updates), weights, everyone)
     hold((zero == 0).all(), aggregator, "zero updates give a zero total", zero)
     single = combine(updates.float(), weights, everyone)
-    law = "updates may be float32, while weights and losses are float64"
-    agree(aggregator, law, single.double(), combine(updates.float().double(), weights, everyone), 1e-3)
+    agree(aggregator, ANY_TYPE, single.double(), combine(updates.float().double(), weights, everyone), 1e-3)
     state = None
     for _ in range(3):
         rows = torch.randn(clients, 6, generator=gen, dtype=torch.float64)
@@ -102,7 +108,7 @@ def _check_equal_updates(
     agree(aggregator, ANY_NUMBER, totals[1], totals[0], 1e-6)
 
 
-@check_of("a server optimiser", "begin", "step")
+@check_of("a server optimiser", "begin", "step", on_copy=True)
 def check_server_optimizer(server: ServerOptimizer, *, seed: int = 0) -> None:
     """A zero update from a fresh state changes nothing; inputs are not written to; the first step follows the update."""
     gen = torch_generator(seed, "check_server_optimizer")
@@ -114,7 +120,7 @@ def check_server_optimizer(server: ServerOptimizer, *, seed: int = 0) -> None:
         first, later = two_things(server, server.step(params, total, state), law)
     agree(server, "a zero update from a fresh state changes nothing", still, params)
     second, again = (server.step(params, total, later)[0] for _ in range(2))
-    agree(server, "a step from one state gives one result", again, second)
+    agree(server, "a step from one state gives one result", again, second, cure=SAME_CURE)
     hold(float((first - params) @ total) > 0, server, "the first step goes along the update")
 
 

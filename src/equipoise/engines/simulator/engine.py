@@ -503,4 +503,5 @@ class SimulatorEngine:
         queue = ClientQueue.of([Job(models, cohort, cohort.weights)], rule, self.train)
         asked = Assignment(queue, rule, self.choice.chunk_size, (), self.choice.path, self._own_threads(rule))
         chunks = chunks_of(queue, self.train, rule, self.choice.chunk_size)
-        return path_answers([asked.work(worker, chunk) for chunk in chunks], sums_only=sums_only)
+        works = [asked.work(worker, chunk) for chunk in chunks]
+        return path_answers(works, sums_only=sums_only, measurement=self.measurement)

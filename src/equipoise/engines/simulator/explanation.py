@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from equipoise.engines.simulator.calibration import Choice, SpeedMeasurement
-from equipoise.engines.simulator.local_work import ChunkWork, LocalPath
+from equipoise.engines.simulator.local_work import ONLY_FASTEST, ChunkWork, LocalPath
 
 
-def path_answers(works: Sequence[ChunkWork], *, sums_only: bool) -> dict[str, str]:
+def path_answers(works: Sequence[ChunkWork], *, sums_only: bool, measurement: SpeedMeasurement | None = None) -> dict[str, str]:
     """By path, that it is taken for chunks of one rule, or why it is not.
 
-    `sums_only` says whether the server wants weighted sums of updates and nothing else.
+    `sums_only` says whether the server wants weighted sums of updates and nothing else. A path that could be taken and was
+    measured is not taken because of its `measurement`.
     """
     paths, chosen = works[0].worker.paths, works[0].chosen
     taken: Counter[str] = Counter()
@@ -26,11 +27,10 @@ def path_answers(works: Sequence[ChunkWork], *, sums_only: bool) -> dict[str, st
 
     def answer(name: str) -> str:
         if not taken[name]:
-            return (
-                f"not taken: {reasons[name]}"
-                if name in reasons
-                else f"not needed: {' or '.join(taken)} comes first and can do it"
-            )
+            why = _by_measurement(name, taken, measurement) if reasons.get(name, ONLY_FASTEST) == ONLY_FASTEST else None
+            if why is None and name not in reasons:
+                return f"not needed: {' or '.join(taken)} comes first and can do it"
+            return f"not taken: {why or reasons[name]}"
         if taken[name] == len(works):
             return "taken"
         return f"taken for {taken[name]} of {len(works)} chunks" + (
@@ -38,6 +38,19 @@ def path_answers(works: Sequence[ChunkWork], *, sums_only: bool) -> dict[str, st
         )
 
     return {path.name: answer(path.name) for path in paths}
+
+
+def _by_measurement(name: str, taken: Iterable[str], measurement: SpeedMeasurement | None) -> str | None:
+    """What a measurement says against a path that was tried; None if it, or what is taken instead, was not."""
+    best: dict[str | None, float] = {}
+    for choice, seconds in (measurement.seconds if measurement is not None else {}).items():
+        best[choice.path] = min(seconds, best.get(choice.path, seconds))
+    rivals = {path: best[path] for path in taken if path in best}
+    if name not in best or not rivals:
+        return None
+    rival = min(rivals, key=lambda path: rivals[path])
+    found = "slower" if best[name] >= rivals[rival] else "not clearly faster"
+    return f"measured, and {found} than {rival}"
 
 
 def _why_not(path: LocalPath, work: ChunkWork, sums_only: bool) -> str | None:

@@ -21,6 +21,8 @@ from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.precision import FULL, Precision
 from equipoise.solvers.batches import BatchCursor, SplitCursor
 
+ONLY_FASTEST = "it is taken only where measuring finds it the fastest"
+
 
 class Workspace:
     """Memory that is used again and again: fresh megabytes cost page faults, which can take longer than the arithmetic."""

@@ -21,7 +21,7 @@ from equipoise.core.forward_rules import ForwardRules
 from equipoise.engines.simulator.cpu.step_program import StepProgram, first_words
 from equipoise.engines.simulator.cpu.step_recorder import NotRecordable, record_step
 from equipoise.engines.simulator.local_rule import LocalRule
-from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath, Workplace
+from equipoise.engines.simulator.local_work import ONLY_FASTEST, ChunkResult, ChunkWork, LocalPath, Workplace
 from equipoise.engines.simulator.one_by_one import Batches, OneByOne, take_sgd_step, trained_parameters
 from equipoise.types import SgdRule
 
@@ -56,7 +56,7 @@ class RecordedSteps(LocalPath):
         """It is never the first choice."""
         if work.chosen == self.name:
             return self.why_not_recorded(work.rule)
-        return "it is taken only where measuring finds it the fastest"
+        return ONLY_FASTEST
 
     def why_not_recorded(self, rule: LocalRule) -> str | None:
         """Why steps of a rule that is supported cannot be recorded: tried out the first time."""

@@ -22,7 +22,15 @@ from equipoise.engines.simulator.client_queue import ClientQueue
 from equipoise.engines.simulator.cpu.c_library import library
 from equipoise.engines.simulator.linear_blocks import has_one_score, weight_shape, why_not_linear
 from equipoise.engines.simulator.local_rule import LocalRule
-from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath, WeightedSums, Workplace, Workspace
+from equipoise.engines.simulator.local_work import (
+    ONLY_FASTEST,
+    ChunkResult,
+    ChunkWork,
+    LocalPath,
+    WeightedSums,
+    Workplace,
+    Workspace,
+)
 
 _PANEL = 16  # as in softmax.c
 _EACH_BYTES = 2**23  # of models of a chunk whose updates are given one by one
@@ -98,7 +106,7 @@ class CompiledSoftmaxPath(LocalPath):
     def supports(self, work: ChunkWork) -> str | None:
         """All batches must fit into one table."""
         if work.chosen != self.name:
-            return "it is taken only where measuring finds it the fastest"
+            return ONLY_FASTEST
         return None if work.batches.at_once else "the batches of all steps are too many for one table"
 
     def run(self, work: ChunkWork) -> ChunkResult:
