@@ -164,6 +164,16 @@ def test_a_result_is_exported_with_its_card(result, tmp_path):
         result.export(tmp_path / "model.pkl")
 
 
+def test_a_card_of_few_clients_speaks_of_the_worst_one(result):
+    """It said "The tenth of the 4 test clients"."""
+    rows = result.clients.where("test")
+    few = model_card.card_markdown(model_card.card(replace(result, clients=rows.take(torch.arange(4))))).decode()
+    worst = 100 * float(rows.take(torch.arange(4)).error.max())
+    assert f"The error of the one that fares worst of the 4 test clients is {worst:.1f} %." in few
+    many = model_card.card_markdown(model_card.card(result)).decode()
+    assert f"The tenth of the {len(rows)} test clients that fares worst has a mean error of" in many
+
+
 def test_a_card_names_no_client_of_a_private_run_and_no_html(result, tmp_path):
     named = replace(result.clients, client=tuple(f"<b>*x*</b> {k}" for k in range(len(result.clients))))
     text = model_card.card_markdown(model_card.card(replace(result, clients=named))).decode()

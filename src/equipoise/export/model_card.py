@@ -222,10 +222,13 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
     yield "## Who is left behind"
     yield ""
     if (above := behind["clients_above_twice_the_mean"]) is not None:
+        whom = f"{behind['clients']} {content['judged_on']} clients"
+        worst = f"The tenth of the {whom} that fares worst has a mean {noun} of"
+        if 1 < behind["clients"] <= 10 and content["judged_on"] != "train":  # of which each has the same weight
+            worst = f"The {noun} of the one that fares worst of the {whom} is"
         yield (
-            f"The tenth of the {behind['clients']} {content['judged_on']} clients that fares worst has a mean {noun} of "
-            f"{number(behind['worst_tenth_mean'])}. {above} {'client has' if above == 1 else 'clients have'} more than twice "
-            "the mean."
+            f"{worst} {number(behind['worst_tenth_mean'])}. {above} {'client has' if above == 1 else 'clients have'} "
+            "more than twice the mean."
         )
     if behind["worst_clients"]:
         few = [row["examples"] < FEW_EXAMPLES for row in behind["worst_clients"]]
