@@ -540,6 +540,11 @@ def test_log_events_and_status_count_rounds_from_one(tmp_path, caplog):
     rounds = [event for event in events(folder) if event["event"] == "round"]
     assert [(event["clients_trained"], event["clients_drawn"]) for event in rounds] == [(4, 4), (3, 4), (4, 4)]
     assert all(event["trained"] == event["clients_trained"] for event in rounds)  # the name of earlier versions
+    grid = federation(some_data(), softmax)
+    grid.fault = lambda d: None if d.client == BAD and d.action == "train.losses" else d.answer()
+    run(grid, eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5)), rounds=1, folder=tmp_path / "tail", timeout=0.5)
+    (event,) = [event for event in events(tmp_path / "tail") if event["event"] == "round"]
+    assert (event["clients_drawn"], event["cohort"]) == (4, 3)  # one was drawn, and failed before it could train
     assert [line["round"] for line in lines if line["event"] == "round"] == [r.round for r in found.history.rounds] == [0, 1, 2]
 
 

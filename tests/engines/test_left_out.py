@@ -177,7 +177,9 @@ def test_a_node_that_cannot_say_who_it_is_reads_that_it_is_left_out(told):
     run(grid, rounds=1, clients_per_round=3)
     assert causes(grid) == []  # its own log has the reason
     line = next(line for line in told() if line.startswith("Refused, when asked who it is: InvalidParameter: "))
-    assert "Until this is mended, the node is left out of the run." in line
+    assert line.endswith(
+        " Until this is mended, the node is left out of the run: `equipoise flower check --kit .` looks for the fault."
+    )
 
 
 def test_a_node_that_is_refused_is_asked_again_after_growing_pauses(tmp_path, monkeypatch):

@@ -24,6 +24,7 @@ from equipoise.engines.flower.transport.messages import MessageContent, compacte
 from equipoise.errors import EquipoiseError
 
 log = logging.getLogger("equipoise.node")
+MEND = " Until this is mended, the node is left out of the run: `equipoise flower check --kit .` looks for the fault."
 HANDLERS: dict[str, Handler] = {**node_answers.HANDLERS, **node_models.HANDLERS, **secure_node.HANDLERS}
 
 
@@ -62,8 +63,8 @@ def answer_by(handler: Handler, setup: NodeSetup, *, at_once: bool = False) -> C
         except Exception as failure:
             unforeseen = failure if not isinstance(failure, EquipoiseError) else None
             asked = ASKED.get(action, action) + f" in round {request.round + 1}" * action.startswith("train")
-            left_out = " Until this is mended, the node is left out of the run." * (action == "query.hello")
-            text = f"{type(failure).__name__}: {failure}{left_out}{keep_traceback(unforeseen)}"
+            text = f"{type(failure).__name__}: {failure}".rstrip(".") + f".{MEND * (action == 'query.hello')}"
+            text += keep_traceback(unforeseen)
             log.warning("Refused, when asked %s: %s", asked, text)
             values, tensors, mark = {"refused": type(failure).__name__}, {}, ""
         records = write_message(request.round, request.token, values, tensors, mark)

@@ -166,7 +166,8 @@ class RunStatus(Observer):
             if entry["in_a_row"] >= KEEPS_FAILING:
                 self.alert(client, f"has failed in {entry['in_a_row']} rounds in a row: it {entry['fault']}")
         numbers = {"seconds": report.seconds, "trained": report.trained, "cohort": report.cohort}
-        numbers |= {"clients_trained": self.count_trained(report), "clients_drawn": report.cohort}
+        drawn = len({*report.bytes_by_client, *missing})  # `cohort` is without those that failed before they trained
+        numbers |= {"clients_trained": self.count_trained(report), "clients_drawn": drawn}
         if self.open_scores and report.loss == report.loss and abs(report.loss) != float("inf"):
             numbers["loss"] = report.loss
         tries = {"failed_tries": list(report.failed_tries)} if report.failed_tries else {}
