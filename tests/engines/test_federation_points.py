@@ -64,7 +64,7 @@ def test_a_hanging_node_costs_one_timeout_and_not_one_in_every_round():
     """Six rounds and an evaluation by a node that never answers after its introduction: 30 s, where it was 7 · 30 and more."""
     grid = federation(some_data(), softmax)
     grid.fault = lambda d: d.answer() if d.client != BAD or (d.action == "query.hello" and d.count == 1) else None
-    with pytest.warns(EquipoiseNotice, match="1 clients could not be evaluated: client-2"):
+    with pytest.warns(EquipoiseNotice, match="1 client could not be evaluated: client-2"):
         found = run(grid, rounds=6, retries=2)
     assert [set(report.missing) for report in found.history.rounds] == [{BAD}] * 6
     assert found.history.rounds[0].missing[BAD] == "did not answer within 30 s"
@@ -195,7 +195,7 @@ def test_a_retired_key_is_asked_nothing_from_the_next_round_on(tmp_path, monkeyp
     with caplog.at_level("WARNING", logger="flwr"):
         found = run(grid, rounds=7, nodes=tmp_path / "nodes.toml", folder=tmp_path / "runs" / "a", minimum=2, retries=2)
     asked = [(action, number) for client, action, number in grid.log if client == BAD]
-    assert asked == [("query.hello", 0), ("train.update", 0), ("train.update", 1)]
+    assert asked == [("query.hello", 0), ("train.update", 0), ("train.update", 1), ("query.left_out", 0)]  # the last tells why
     assert [report.missing for report in found.history.rounds[2:]] == [{BAD: "was retired by the operator"}] * 5
     assert sum(BAD in line and "retired" in line for line in caplog.messages) == 1
     status = json.loads((tmp_path / "runs" / "a" / "status.json").read_text())
@@ -357,7 +357,7 @@ def test_where_noise_was_set_for_those_who_began_a_latecomer_waits_for_the_next_
     with caplog.at_level("INFO", "flwr"):
         run(grid, private, rounds=2, folder=tmp_path / "run")
     assert "client-4 at node 104 was not there when the run began, and takes part from the next run on" in caplog.text
-    assert not any(client == "client-4" and action != "query.hello" for client, action, _ in grid.log)
+    assert not any(client == "client-4" and not action.startswith("query.") for client, action, _ in grid.log)
 
 
 # ----------------------------------------------------------------------------------------------------- 9: the authority is kept
@@ -537,6 +537,14 @@ def test_log_events_and_status_count_rounds_from_one(tmp_path, caplog):
     assert re.findall(rf"Round (\d+) goes on without {BAD}", caplog.text) == ["2"]
     assert RunView(folder).read()["round"] == 3
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    rounds = [event for event in events(folder) if event["event"] == "round"]
+    assert [(event["clients_trained"], event["clients_drawn"]) for event in rounds] == [(4, 4), (3, 4), (4, 4)]
+    assert all(event["trained"] == event["clients_trained"] for event in rounds)  # the name of earlier versions
+    grid = federation(some_data(), softmax)
+    grid.fault = lambda d: None if d.client == BAD and d.action == "train.losses" else d.answer()
+    run(grid, eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5)), rounds=1, folder=tmp_path / "tail", timeout=0.5)
+    (event,) = [event for event in events(tmp_path / "tail") if event["event"] == "round"]
+    assert (event["clients_drawn"], event["cohort"]) == (4, 3)  # one was drawn, and failed before it could train
     assert [line["round"] for line in lines if line["event"] == "round"] == [r.round for r in found.history.rounds] == [0, 1, 2]
 
 

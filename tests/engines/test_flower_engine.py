@@ -661,7 +661,7 @@ def test_nodes_with_another_model_are_named():
 def test_two_nodes_with_one_name_are_refused():
     data = some_data()
     apps = {n: client_app(model=softmax, load_data=lambda _: one_client(data, "client-0")) for n in ("a", "b")}
-    with pytest.raises(TooFewClients, match=r"1 nodes came .* has the client name 'client-0', which node 100 has already"):
+    with pytest.raises(TooFewClients, match=r"1 node came .* has the client name 'client-0', which node 100 has already"):
         run(eq.Algorithm(), data, FakeGrid(apps), clients=2, clients_per_round=2)
 
 

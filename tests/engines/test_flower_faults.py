@@ -161,7 +161,7 @@ def test_a_node_that_dies_is_left_out(stage):
 
     grid.fault = dies
     algorithm = eq.Algorithm(risk=eq.risk.Superquantile(tail=1.0))
-    with pytest.warns(EquipoiseNotice, match="1 clients could not be evaluated: client-2 is not connected"):
+    with pytest.warns(EquipoiseNotice, match="1 client could not be evaluated: client-2 is not connected"):
         found = run(grid, algorithm, rounds=3)
     assert [set(report.missing) for report in found.history.rounds] == [set(), {BAD}, {BAD}]
     assert found.history.rounds[1].missing[BAD] == "lost its connection"

@@ -93,7 +93,7 @@ def test_a_node_without_its_row_says_so_and_begins_anew(tmp_path):
     grid = federation(data, softmax)
     killed_after(2, algorithm, data, grid, rounds=3, folder=tmp_path, clients_per_round=5)
     grid.new_run()  # and the nodes' owners have named no folder
-    with pytest.warns(EquipoiseNotice, match="5 clients have lost what they keep for their solver"):
+    with pytest.warns(EquipoiseNotice, match="5 clients lost what is kept for the solver"):
         run(algorithm, data, grid, rounds=3, folder=tmp_path, clients_per_round=5)
 
 

@@ -181,8 +181,7 @@ def test_the_guides_loader_reads_one_csv_file_per_site(tmp_path):
     write_app(tmp_path / "app")
     package = tmp_path / "app" / OperatorFolder(tmp_path / "app").package
     (package / "data.py").write_text(loader)
-    shared = loader.partition("def load_data")[0]
-    (package / "task.py").write_text(f"{shared}\nalgorithm = eq.Algorithm()\n\n{net}")
+    (package / "task.py").write_text(net)
     subprocess.run([sys.executable, "-c", schema], cwd=package, check=True, timeout=60)
     trial = f"from {package.name}.data import simulated; print(len(simulated().train))"
     tried = subprocess.run([sys.executable, "-c", trial], cwd=package.parent, capture_output=True, timeout=120, check=False)
@@ -200,6 +199,17 @@ def test_the_guides_loader_reads_one_csv_file_per_site(tmp_path):
     found = {each["what"]: each for each in json.loads(done.stdout)["findings"]}
     assert {found[what]["verdict"] for what in ("app", "data", "values", "training")} == {"good"}, done.stdout
     assert "client 'hospital-a': 16 to train on, 4 to test" in found["data"]["text"]
+
+
+def test_the_app_is_simulated_with_fewer_sites_than_a_round_has(tmp_path):
+    """Before, data of three sites of one's own were refused, as the template has four clients per round."""
+    write_app(tmp_path / "app")
+    package = tmp_path / "app" / OperatorFolder(tmp_path / "app").package
+    loader = (package / "data.py").read_text()
+    (package / "data.py").write_text(loader.replace(', "client-3")', ")"))
+    command = [sys.executable, "-m", f"{package.name}.simulate"]
+    done = subprocess.run(command, cwd=package.parent, capture_output=True, text=True, timeout=120, check=False)
+    assert "simulation: 3 test clients" in done.stdout, done.stderr
 
 
 def looked(kit):

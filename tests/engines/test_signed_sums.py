@@ -133,7 +133,7 @@ def test_both_shares_of_a_client_by_two_lists_of_survivors():
     table = sum_messages.pack_table(proof)
     for name, (alive, gone) in (("node-0", (NAMES[:6], NAMES[6:])), ("node-5", (NAMES, ()))):
         lie = one.terms.write(MessageKind.SURVIVORS, sum_messages.pack_names(alive), sum_messages.pack_names(gone), table)
-        with pytest.raises(sum_messages.RefusedToReveal, match=r"[34] clients have signed the same survivors"):
+        with pytest.raises(sum_messages.RefusedToReveal, match=r"[34] clients signed the same survivors"):
             one.clients[name].answer(lie)
     # A list other than the one that was signed is not answered, nor is a second one signed.
     with pytest.raises(sum_messages.RefusedToReveal, match="has signed another list"):

@@ -19,6 +19,7 @@ from equipoise.data.federated_data import FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.apps.run_control import give_order
 from equipoise.engines.flower.operate.run_view import RunView, serve_status
+from equipoise.engines.flower.transport.messages import read_message
 from equipoise.errors import CheckpointError, EquipoiseNotice
 from equipoise.privacy.ledger import read_entries
 from equipoise.types import Observer
@@ -207,7 +208,9 @@ def test_a_latecomers_data_in_a_private_run(tmp_path):
 
     algorithm = replace(private_tail(), sampler=FULL)
     found, _ = run(algorithm, grid=grid, rounds=3, clients=5, clients_per_round=5, folder=tmp_path / "run", observers=[Comes()])
-    assert {action for client, action, _ in grid.log if client == "client-5"} <= {"query.hello"}
+    assert {action for client, action, _ in grid.log if client == "client-5"} <= {"query.hello", "query.left_out"}
+    told = [read_message(reply.content) for client, action, reply in grid.replies if action == "query.left_out"]
+    assert [(answer.values, answer.arrays, answer.data) for answer in told] == [({}, {}, "")]  # told why, it says nothing
     assert found.privacy.releases == 6
     assert torch.isfinite(found.params).all()
 

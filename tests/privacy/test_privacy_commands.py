@@ -5,6 +5,8 @@ import pytest
 
 import equipoise as eq
 from equipoise.privacy.accounting import epsilon_of
+from equipoise.privacy.ledger import LedgerEntry
+from equipoise.privacy.ledger_report import summarise_ledgers
 from equipoise.privacy.releases import CohortEvent, FixedSampling, PoissonSampling, Release, fold
 
 with warnings.catch_warnings():  # typer 0.20 imports names that click 8.5 deprecates; only that import is excused
@@ -191,3 +193,10 @@ def test_runs_without_privacy_are_listed(tmp_path):
     assert (found["epsilon"], len(found["runs"])) == (None, 2)
     result.save(tmp_path / "saved")
     assert answer("ledger", str(tmp_path))["exact_on_unknown_data"] == [str(tmp_path / "saved")]
+
+
+def test_the_ledger_counts_an_evaluation_as_no_round():
+    """Four rounds by secure sums and an evaluation after the last were listed as five rounds."""
+    sums = [LedgerEntry("exact", "d", "r", number, "update") for number in range(4)]
+    (found,) = summarise_ledgers([*sums, LedgerEntry("exact", "d", "r", 4, "scores test")])
+    assert [(run.rounds, run.exact, run.epsilon) for run in found.runs] == [(4, 5, None)]

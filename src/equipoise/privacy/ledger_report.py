@@ -147,8 +147,9 @@ def summarise_ledgers(
 def _summarise_run(run: str, pages: list[LedgerEntry], delta: float) -> RunInLedger:
     noisy = [entry for entry in pages if entry.kind == "release"]
     exact = [entry for entry in pages if entry.kind == "exact"]
-    rounds = len({entry.round for entry in (noisy or exact)})
-    if any(not entry.purpose.startswith(EVALUATION) for entry in exact):  # sums that the model is made of
+    sums = [entry for entry in exact if not entry.purpose.startswith(EVALUATION)]  # that the model is made of
+    rounds = len({entry.round for entry in (noisy or sums)})
+    if sums:
         return RunInLedger(run, rounds, len(noisy), len(exact), None, None)
     hidden = any(entry.sampling[:1] == ("node poisson",) for entry in noisy)
     epsilon, server = epsilon_of(events_of(pages), delta), server_epsilon(pages, delta)

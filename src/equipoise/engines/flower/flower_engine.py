@@ -35,7 +35,7 @@ from equipoise.engines.flower.personal.solver_memory import RemoteRows, kept_val
 from equipoise.engines.flower.secure.identities import default_colluders, read_public_text, signed_threshold
 from equipoise.engines.flower.secure.network_rules import refuse_on_nodes
 from equipoise.engines.flower.secure.protections import SecureEvaluation, mask_sums
-from equipoise.engines.flower.transport.messages import BadMessage, MessageContent
+from equipoise.engines.flower.transport.messages import BadMessage, MessageContent, counted
 from equipoise.engines.flower.transport.messenger import (
     ClientRequest,
     Messenger,
@@ -313,7 +313,7 @@ class FlowerEngine(Engine):
         if solver is not GRADIENT:
             sq_norms = self._without_outliers(cohort, sq_norms)
         if any(lost):
-            text = f"{sum(lost)} clients have lost what they keep for their solver, and began anew with zeros."
+            text = f"{counted(sum(lost), 'client')} lost what is kept for the solver, and began anew with zeros."
             warnings.warn(EquipoiseNotice(text), stacklevel=2)
         rows = self._row_changes(updates, cohort, solver)
         work = LocalWork(updates, checked_norms(sq_norms, losses, longest_square(own)), losses, rows=rows)
@@ -424,9 +424,10 @@ class FlowerEngine(Engine):
                 break
         if left:
             shown = show_faults(reasons)
-            warnings.warn(EquipoiseNotice(f"{len(left)} clients could not be evaluated: {shown}."), stacklevel=2)
+            warnings.warn(EquipoiseNotice(f"{counted(len(left), 'client')} could not be evaluated: {shown}."), stacklevel=2)
         if len(scores) < min(self.patience.minimum, len(scores) + len(left)):
-            raise TooFewClients(f"{len(scores)} clients answered the evaluation, and {self.patience.minimum} are needed.")
+            answered = f"{counted(len(scores), 'client')} answered the evaluation"
+            raise TooFewClients(f"{answered}, and {self.patience.minimum} are needed.")
         return scores
 
     def _read_scores(self, count: int, answer: MessageContent) -> dict[str, Tensor]:

@@ -33,7 +33,7 @@ from equipoise.engines.flower.apps.welcome import MoreClients, Welcome, gather
 from equipoise.engines.flower.flower_engine import Federation, Patience
 from equipoise.engines.flower.secure.crowds import check_crowd
 from equipoise.engines.flower.secure.network_rules import refuse_on_nodes
-from equipoise.engines.flower.transport.messages import MessageContent
+from equipoise.engines.flower.transport.messages import MessageContent, counted
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
 from equipoise.errors import ConfigError, EquipoiseNotice, IncompatibleParts
 from equipoise.experiment.folder import claim
@@ -76,8 +76,9 @@ def run_plan(plan: ServerPlan, grid: Grid) -> Result:
         if place.config.exists():
             done = read_checkpoint(place.checkpoint).runs[0].state.round if place.finished else None
             if done is not None and done >= plan.rounds:
-                cure = f"Name another folder, or more than {done} rounds to go on with it: rounds is {plan.rounds} here."
-                raise ConfigError(f"The run in {place.path} has ended after {done} rounds. {cure}")
+                made = counted(done, "round")
+                cure = f"Name another folder, or more than {made} to go on with it: rounds is {plan.rounds} here."
+                raise ConfigError(f"The run in {place.path} has ended after {made}. {cure}")
             known = read_roster(place.path / ROSTER)
             refuse_other_plan(plan, grid, place, known)
         return serve(plan, grid, place, known)
@@ -89,6 +90,7 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
     folder = place.path if place is not None else None
     members, run = known if known is not None else (None, secrets.token_hex(8))
     status = RunStatus(folder, plan.name or (folder.name if folder is not None else run), plan.rounds, open_scores=not private)
+    status.count_trained = LogRounds(plan.algorithm).trained
     with status.watch():
         model_seed = public_seed(plan.seed) if private else plan.seed
         model = make_model(plan.model, model_seed)

@@ -76,8 +76,6 @@ class Introductions:
                     self.refuse(sent.node, self.messenger.faults.get(f"node {sent.node}", "sent an answer of no use"))
                 else:
                     found[sent.node] = read[0]
-                    self._asked.pop(sent.node, None)
-                    self.reasons.pop(sent.node, None)
             there = self.messenger.connected() if self._fresh & set(self._waiting) else set()
             left = any(self._waiting[each].node in there for each in self._fresh & set(self._waiting))
             if not left or time.monotonic() >= end:
@@ -85,8 +83,15 @@ class Introductions:
             time.sleep(pause)
             pause = min(1.5 * pause, _POLL[1])
 
-    def refuse(self, node: int, why: str) -> None:
-        """Note why a node takes no part; whoever watches the run reads it once."""
+    def accept(self, node: int) -> None:
+        """A node that has introduced itself well takes part."""
+        self._asked.pop(node, None)
+        self.reasons.pop(node, None)
+        self.messenger.forget_told(node)
+
+    def refuse(self, node: int, why: str, cause: str = "") -> None:
+        """Note why a node takes no part: whoever watches the run reads it once, and so does the node, if it has a cause."""
+        self.messenger.tell(node, cause)
         if self.reasons.get(node) != why:
             log.warning("Not taking part: %s: %s.", self.messenger.show(node), why)
         self.reasons[node] = why

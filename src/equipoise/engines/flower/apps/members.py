@@ -19,6 +19,7 @@ from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.data.packed_rows import offsets_of
+from equipoise.engines.flower.apps import left_out
 from equipoise.engines.flower.apps.example_kinds import read_kind, read_units, zeros_like_kind
 from equipoise.engines.flower.apps.model_source import digest_frozen, digest_layout
 from equipoise.engines.flower.apps.node_keys import read_proof
@@ -65,7 +66,8 @@ class Member:
         """A node's introduction, checked; what does not fit the server's model is refused with the reason."""
         name = content.value("client", str)
         if not (name.isprintable() and 1 <= len(name.encode()) <= LONGEST_NAME):  # a lone surrogate is not printable
-            raise BadMessage(f"its client has a name that is empty, cannot be printed, or has over {LONGEST_NAME} bytes")
+            text = f"its client has a name that is empty, cannot be printed, or has over {LONGEST_NAME} bytes"
+            raise BadMessage(text, left_out.INTRODUCTION)
         if content.value("layout", str) != digest_layout(task):
             raise BadMessage(f"{name} has another model: its parameters have other names, shapes or types. {OTHER_APP}")
         if content.value("frozen", str) != digest_frozen(task):
@@ -75,23 +77,23 @@ class Member:
         splits = content.value("splits", dict)
         if not splits or not all(s in SPLITS and is_integer(n) and 0 < n <= most_examples for s, n in splits.items()):
             rule = f"each split must have 1 to {most_examples} examples (most_examples of server_app)"
-            raise BadMessage(f"{name} says of its examples {shorten(splits)!r}, and {rule}")
+            raise BadMessage(f"{name} says of its examples {shorten(splits)!r}, and {rule}", left_out.INTRODUCTION)
         x, y = (read_kind(content.value(key, (dict, list)), name) for key in ("x", "y"))
         scale = read_units(content.values.get("scale"), x, name, optional=True)
         shift = read_units(content.values.get("shift"), x, name, optional=False)
         classes = content.value("classes", int)
         if not 0 <= classes <= MOST_CLASSES:
-            raise BadMessage(f"{name} has {classes} classes")
+            raise BadMessage(f"{name} has {classes} classes", left_out.INTRODUCTION)
         mark, alone = content.value("fingerprint", str)[:64], content.value("only_sums", bool)
         crowd, evaluates = content.values.get("minimum_crowd", 2), content.values.get("evaluates", True)
         if not is_integer(crowd) or not 2 <= crowd <= MOST_CLIENTS or not isinstance(evaluates, bool):
-            raise BadMessage(f"{name} demands a crowd of {shorten(crowd)!r}")
+            raise BadMessage(f"{name} demands a crowd of {shorten(crowd)!r}", left_out.INTRODUCTION)
         identity = content.values.get("identity", "")
         if identity:
             try:
                 read_public_text(name, identity)
             except ConfigError as failure:
-                raise BadMessage(str(failure)) from failure
+                raise BadMessage(str(failure), left_out.INTRODUCTION) from failure
         named = content.values.get("metrics")
         metrics = tuple(str(each)[:LONGEST_NAME] for each in named[:MOST_METRICS]) if isinstance(named, list) else ()
         key, own = read_proof(content, name), str(content.values.get("mark", ""))[:64]
@@ -120,10 +122,21 @@ class Member:
         keyed = len(self.fingerprint) == len(now.fingerprint)
         return self.splits == now.splits and (not keyed or self.fingerprint == now.fingerprint)
 
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Shape, type and scale of its examples, in which all clients of a run agree."""
+        return self.x, self.y, self.scale, self.shift
+
+    def refuse_other_kind(self, late: Member) -> None:
+        """A client that joins must have examples like those of the others."""
+        if late.kind != self.kind:
+            text = f"{late.client} has examples of another shape, type or scale than {self.client}: {late.x}, {late.y} and "
+            raise BadMessage(f"{text}{self.x}, {self.y}", left_out.KIND)
+
     def refuse_change(self, now: Member) -> None:
         """A client that comes back must have the data it had."""
         if not self.has_same_data(now):
-            raise BadMessage(f"{now.client} has other data than when the run began")
+            raise BadMessage(f"{now.client} has other data than when the run began", left_out.DATA)
 
 
 def read_versions(given: Any) -> dict[str, str]:
@@ -143,7 +156,7 @@ def make_stand_in(members: Iterable[Member], name: str) -> FederatedData:
     ordered = sorted(members, key=lambda m: natural_order(m.client))
     first = ordered[0]
     for other in ordered[1:]:
-        if (other.x, other.y, other.scale, other.shift) != (first.x, first.y, first.scale, first.shift):
+        if other.kind != first.kind:
             raise InvalidData(
                 f"{first.client} and {other.client} have examples of different shape, type or scale: {first.x}, {first.y} and "
                 f"{other.x}, {other.y}. All nodes must prepare their data alike."

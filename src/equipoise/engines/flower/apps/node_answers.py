@@ -9,6 +9,7 @@ import torch
 
 from equipoise.core.version import VERSION
 from equipoise.engines.flower.apps.example_kinds import kind_of_examples
+from equipoise.engines.flower.apps.left_out import say_why
 from equipoise.engines.flower.apps.model_source import digest_frozen, digest_layout
 from equipoise.engines.flower.apps.node_keys import prove_name
 from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSession
@@ -46,10 +47,17 @@ def introduce(session: NodeSession) -> Answer:
         "metrics": list(session.setup.metrics.functions),
         "mark": session.ledger.mark,
         "compact": True,
+        "listens": True,
         "versions": {"equipoise": VERSION, "torch": torch.__version__, "python": platform.python_version()},
         **prove_name(session.given.token, session.client),
     }
     return values, {}
+
+
+def hear_why(session: NodeSession) -> Answer:
+    """The server leaves this node out: its own log says why, and what to do."""
+    log.warning("%s", say_why(session.request.values.get("cause")))
+    return {}, {}
 
 
 def compute_loss(session: NodeSession) -> Answer:
@@ -79,6 +87,7 @@ def compute_scores(session: NodeSession) -> Answer:
 
 HANDLERS: dict[str, Handler] = {
     "query.hello": introduce,
+    "query.left_out": hear_why,
     "train.losses": compute_loss,
     "train.update": compute_update,
     "evaluate.scores": compute_scores,

@@ -15,7 +15,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from equipoise.engines.flower.apps import node_answers
-from equipoise.engines.flower.apps.node_log import keep_traceback
+from equipoise.engines.flower.apps.node_log import ASKED, keep_traceback
 from equipoise.engines.flower.apps.node_policy import NodePolicy
 from equipoise.engines.flower.apps.node_session import Handler, NodeSession, NodeSetup
 from equipoise.engines.flower.personal import node_models
@@ -24,6 +24,7 @@ from equipoise.engines.flower.transport.messages import MessageContent, compacte
 from equipoise.errors import EquipoiseError
 
 log = logging.getLogger("equipoise.node")
+MEND = " Until this is mended, the node is left out of the run: `equipoise flower check --kit .` looks for the fault."
 HANDLERS: dict[str, Handler] = {**node_answers.HANDLERS, **node_models.HANDLERS, **secure_node.HANDLERS}
 
 
@@ -45,7 +46,7 @@ def make_client_app(setup: NodeSetup) -> NodeApp:
     app.setup = setup
     for name, handler in HANDLERS.items():
         category, _, action = name.partition(".")
-        getattr(app, category)(action)(answer_by(handler, setup, at_once=name == "query.hello"))
+        getattr(app, category)(action)(answer_by(handler, setup, at_once=category == "query"))
     return app
 
 
@@ -58,11 +59,13 @@ def answer_by(handler: Handler, setup: NodeSetup, *, at_once: bool = False) -> C
             request = read_message(message.content)
             session = NodeSession(setup, context, request)
             values, tensors = handler(session)
-            mark = session.data_mark
+            mark = session.data_mark if action != "query.left_out" else ""  # to which the answer says nothing at all
         except Exception as failure:
             unforeseen = failure if not isinstance(failure, EquipoiseError) else None
-            asked = f"{action} of round {request.round + 1}" if action.startswith("train") else action
-            log.warning("Refused %s: %s: %s%s", asked, type(failure).__name__, failure, keep_traceback(unforeseen))
+            asked = ASKED.get(action, action) + f" in round {request.round + 1}" * action.startswith("train")
+            text = f"{type(failure).__name__}: {failure}".rstrip(".") + f".{MEND * (action == 'query.hello')}"
+            text += keep_traceback(unforeseen)
+            log.warning("Refused, when asked %s: %s", asked, text)
             values, tensors, mark = {"refused": type(failure).__name__}, {}, ""
         records = write_message(request.round, request.token, values, tensors, mark)
         reply = Message(compacted(records) if request.compact else records, reply_to=message)

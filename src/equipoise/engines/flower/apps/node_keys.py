@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from equipoise.core.files import write_atomically
+from equipoise.engines.flower.apps import left_out
 from equipoise.engines.flower.transport.messages import BadMessage, MessageContent
 from equipoise.errors import ConfigError
 
@@ -87,7 +88,7 @@ def read_proof(content: MessageContent, client: str) -> str:
             raise ValueError
         public.verify(bytes.fromhex(proof), _signed(content.token, client), ec.ECDSA(hashes.SHA256()))
     except (ValueError, UnsupportedAlgorithm, InvalidSignature) as failure:
-        raise BadMessage(f"{client} does not have the key that it names") from failure
+        raise BadMessage(f"{client} does not have the key that it names", left_out.KEY) from failure
     return public_key_text(public)
 
 
@@ -190,7 +191,7 @@ class KnownNodes:
         name = member.client
         if self.listed is not None:
             if name not in self.listed:
-                raise BadMessage(f"{name} is not in the operator's list of nodes")
+                raise BadMessage(f"{name} is not in the operator's list of nodes", left_out.UNLISTED)
             if member.key != self.listed[name]:
                 proves = "`equipoise flower node`, which proves it"
                 cure = (
@@ -200,7 +201,8 @@ class KnownNodes:
                     if member.versions
                     else f"install the server's version of Equipoise on it and start it with {proves}"
                 )
-                raise BadMessage(f"{name} does not prove the key that it is listed with: {cure}")
+                text = f"{name} does not prove the key that it is listed with: {cure}"
+                raise BadMessage(text, left_out.KEY if member.key else left_out.UNPROVED)
             return
         pinned = self.known.get(name)
         if pinned is None:
@@ -210,7 +212,8 @@ class KnownNodes:
         if not good:
             raise BadMessage(
                 f"{name} is the name of another node, which came with it first: if the node has a new key or disk, take the "
-                f"name out of {KNOWN_NODES} beside the run folders, or list the keys (server_app(nodes=…))"
+                f"name out of {KNOWN_NODES} beside the run folders, or list the keys (server_app(nodes=…))",
+                left_out.TAKEN,
             )
 
     def pin(self, members: Mapping[str, Member]) -> None:

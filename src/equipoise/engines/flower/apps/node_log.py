@@ -17,6 +17,7 @@ log = logging.getLogger("equipoise.node")
 ERROR = "error.txt"  # in the node's state folder: the traceback of the last failure that nobody foresaw
 ASKED = {  # what the node is asked, by the kind of message
     "query.hello": "who it is",
+    "query.left_out": "",  # nothing: it is told why it is left out, which is a line of its own
     "train.losses": "for its loss",
     "train.update": "for its update",
     "train.own": "for work on its own model",
@@ -51,7 +52,7 @@ class PlainWords(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.run, self.round, self.asked, self.began = "", "", "", 0.0
+        self.run, self.round, self.asked, self.began, self.silent = "", "", "", 0.0, False
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Change a line, or leave it out. Lines that nobody expects stay as they are."""
@@ -63,14 +64,18 @@ class PlainWords(logging.Filter):
         if record.msg == RECEIVING:
             action = str(given[0])
             self.asked, self.began = self.run + self.round * action.startswith("train."), time.monotonic()
-            record.msg, record.args = "%s: asked %s.", (self.asked, ASKED.get(action, action))
-        elif record.msg == SENT:
-            record.msg, record.args = "%s: answered after %.1f s.", (self.asked, time.monotonic() - self.began)
-        elif record.msg in IN_PLACE:
-            words = IN_PLACE[record.msg]
-            if words is None:
+            words = ASKED.get(action, action)
+            self.silent = words == ""
+            record.msg, record.args = "%s: asked %s.", (self.asked, words)
+            return not self.silent
+        if record.msg == SENT:  # an answer, or a refusal of which another line tells
+            record.msg, record.args = "%s: done after %.1f s.", (self.asked, time.monotonic() - self.began)
+            return not self.silent
+        if record.msg in IN_PLACE:
+            plain = IN_PLACE[record.msg]
+            if plain is None:
                 return False
-            record.msg = words
+            record.msg = plain
         return True
 
 

@@ -219,7 +219,7 @@ class NodeSession:
         sums = [own.get("sum", asked) if isinstance(own, dict) else None for own in each.values()]
         counted = sum(isinstance(one, dict) and _counts(one, split) for one in sums)
         if counted < self.policy.minimum_crowd:
-            raise PolicyRefusal(f"{counted} clients have a weight, and the policy demands {self.policy.minimum_crowd}.")
+            raise PolicyRefusal(f"The clients with a weight are {counted}, and the policy demands {self.policy.minimum_crowd}.")
 
     def refuse_unless_training(self) -> None:
         """A node without training examples takes no part in rounds."""

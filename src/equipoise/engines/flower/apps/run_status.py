@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from equipoise.core.files import GrowingFile, write_atomically
 from equipoise.engines.flower.apps.members import Member
 from equipoise.engines.flower.apps.node_keys import RETIRED
 from equipoise.engines.flower.apps.welcome import Welcome
+from equipoise.engines.flower.transport.messages import counted
 from equipoise.engines.flower.transport.messenger import Messenger, TooFewClients
 from equipoise.experiment.run_files import RunFolder
 from equipoise.observers import Evaluation
@@ -44,6 +45,7 @@ class RunStatus(Observer):
     def __init__(self, folder: Path | None, run: str, rounds: int, *, open_scores: bool) -> None:
         self.folder, self.run, self.open_scores = folder, run, open_scores
         self.messenger: Messenger | None = None
+        self.count_trained: Callable[[RoundReport], int] = lambda report: report.trained  # clients whose training counts
         self._events = GrowingFile(folder / EVENTS, durable=False) if folder is not None else None
         self.about: dict[str, Any] = {"run": run, "state": "waiting", "round": 0, "rounds": rounds, "alerts": [], "clients": {}}
         if folder is not None and (folder / STATUS).exists():
@@ -118,7 +120,7 @@ class RunStatus(Observer):
             entry = self._entry(client)
             entry["versions"] = dict(messenger.versions.get(client, member.versions))
             entry["node"] = str(messenger.nodes.get(client, entry.get("node", "")))
-        self.say("running", f"{len(members)} clients")
+        self.say("running", counted(len(members), "client"))
 
     def _entry(self, client: str) -> dict[str, Any]:
         fresh = {
@@ -164,6 +166,8 @@ class RunStatus(Observer):
             if entry["in_a_row"] >= KEEPS_FAILING:
                 self.alert(client, f"has failed in {entry['in_a_row']} rounds in a row: it {entry['fault']}")
         numbers = {"seconds": report.seconds, "trained": report.trained, "cohort": report.cohort}
+        drawn = len({*report.bytes_by_client, *missing})  # `cohort` is without those that failed before they trained
+        numbers |= {"clients_trained": self.count_trained(report), "clients_drawn": drawn}
         if self.open_scores and report.loss == report.loss and abs(report.loss) != float("inf"):
             numbers["loss"] = report.loss
         tries = {"failed_tries": list(report.failed_tries)} if report.failed_tries else {}

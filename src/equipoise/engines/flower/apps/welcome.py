@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from equipoise.engines.flower.apps import left_out
 from equipoise.engines.flower.apps.introductions import Introductions
 from equipoise.engines.flower.apps.members import Member, natural_order
 from equipoise.engines.flower.apps.node_keys import RETIRED, KnownNodes
-from equipoise.engines.flower.transport.messages import BadMessage
+from equipoise.engines.flower.transport.messages import BadMessage, counted
 from equipoise.engines.flower.transport.messenger import Messenger, TooFewClients
 from equipoise.errors import EquipoiseError
 
@@ -58,8 +59,9 @@ class Welcome:
         for node, member in self.introductions.collect(min(wait, messenger.timeout)).items():
             try:
                 self.let_in(node, member)
+                self.introductions.accept(node)
             except BadMessage as failure:
-                self.introductions.refuse(node, str(failure))
+                self.introductions.refuse(node, str(failure), failure.cause)
 
     def bar_withdrawn(self) -> None:
         """Ask nothing more of clients whose key the operator has replaced or retired; a run may go on for months."""
@@ -70,6 +72,8 @@ class Welcome:
             if why and barred.get(client) != why:
                 log.warning("%s %s. The run goes on without it.", client, why)
             if why:
+                if client in nodes and barred.get(client) != why:
+                    self.messenger.tell(nodes[client], left_out.RETIRED if why == RETIRED else left_out.REPLACED)
                 barred[client] = why
                 nodes.pop(client, None)
                 self.messenger.resting.pop(client, None)
@@ -117,7 +121,8 @@ class Welcome:
             before.refuse_change(member)
             other = nodes.get(client)
             if not self.begun and other not in (None, node) and other in self.messenger.connected():
-                raise BadMessage(f"has the client name {client!r}, which node {other} has already: give each its own client-id")
+                text = f"has the client name {client!r}, which node {other} has already: give each its own client-id"
+                raise BadMessage(text, left_out.TWICE)
         nodes[client], self.messenger.marks[client] = node, member.fingerprint
         self.messenger.known[node] = client
         self.messenger.heard[client], self.messenger.versions[client] = time.time(), member.versions
@@ -129,7 +134,9 @@ class Welcome:
         self.names.pin({client: member})
 
     def _note_late(self, node: int, member: Member) -> None:
-        """A client that was not there when the run began."""
+        """A client that was not there when the run began. If its examples are not like the others', it does not join."""
+        if self.admits:
+            next(iter(self.members.values())).refuse_other_kind(member)
         if member.client not in self.said:
             self.said.add(member.client)
             when = "joins before the next round" if self.admits else "takes part from the next run on"
@@ -140,7 +147,7 @@ class Welcome:
             self.messenger.marks[member.client] = member.fingerprint
             self.messenger.versions[member.client] = member.versions
             return
-        self.introductions.refuse(node, "was not there when the run began")
+        raise BadMessage("was not there when the run began", left_out.LATE)
 
     def settle(self, members: Mapping[str, Member]) -> None:
         """These are the clients of the run from now on."""
@@ -156,7 +163,7 @@ def gather(
 
     `tell` is called after each look with who is there and how many are wanted.
     """
-    log.info("Waiting for %d nodes.", wanted)
+    log.info("Waiting for %s.", counted(wanted, "node"))
     began, pause = time.monotonic(), 0.05
     while len(welcome.there) < wanted:
         welcome.look(HELLO)
@@ -172,5 +179,5 @@ def gather(
     if len(there) < min(enough, wanted):
         strangers = list(welcome.introductions.reasons.items())[:5]
         shown = "".join(f" Of {welcome.messenger.show(node)}: {why}." for node, why in strangers)
-        raise TooFewClients(f"{len(there)} nodes came within {patience:g} s, and {enough} are needed.{shown}")
-    log.info("%d clients: %s.", len(there), ", ".join(sorted(there, key=natural_order)))
+        raise TooFewClients(f"{counted(len(there), 'node')} came within {patience:g} s, and {enough} are needed.{shown}")
+    log.info("%s: %s.", counted(len(there), "client"), ", ".join(sorted(there, key=natural_order)))

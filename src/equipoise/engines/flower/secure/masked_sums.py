@@ -19,7 +19,7 @@ from equipoise.engines.flower.secure.crowds import find_demand
 from equipoise.engines.flower.secure.masking_server import MaskingServer
 from equipoise.engines.flower.secure.sum_messages import MaskingError, SumTooSmall
 from equipoise.engines.flower.secure.sum_terms import OF_OWN, SCORES, SumTerms
-from equipoise.engines.flower.transport.messages import MessageContent, bytes_to_tensor, shorten
+from equipoise.engines.flower.transport.messages import MessageContent, bytes_to_tensor, counted, shorten
 from equipoise.engines.flower.transport.messenger import ClientRequest, TooFewClients, efforts_of, show_faults
 from equipoise.engines.flower.transport.part_messages import pack_part
 from equipoise.types import Cohort, LocalSolver
@@ -128,7 +128,8 @@ class MaskedSums:
         demand = find_demand(federation, here, minimum=minimum, fewest=self.fewest)
         fewest, self._setting = demand
         if len(here) < fewest:
-            raise self._too_few(f"{len(here)} clients are there for a secure sum, and it needs {fewest}, by {self._setting}.")
+            came = counted(len(here), "client")
+            raise self._too_few(f"{came} can take part in a secure sum, and it needs {fewest}, by {self._setting}.")
         purpose, length, modulus, _ = planned
         clients = tuple(sorted(self._alias[client] for client in here))
         return SumTerms(federation.run, self.round, purpose, clients, length, modulus, threshold, fewest, colluders=colluders)

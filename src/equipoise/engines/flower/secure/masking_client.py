@@ -206,7 +206,7 @@ class MaskingClient:
         signed = {name for name, (by,) in proof.items() if self.identity.has_signed(name, self._confirmed, by)}
         signed = (signed & set(names[0])) | {self.me}
         if len(signed) < self.terms.fewest:
-            reason = f"{len(signed)} clients have signed the same survivors"
+            reason = f"{len(signed)} client{'s' * (len(signed) != 1)} signed the same survivors"
             raise messages.RefusedToReveal(f"{reason}, and {self.terms.fewest} are needed.", sorted(set(names[0]) - signed))
 
     def _check_survivors(self, alive: set[str], gone: set[str]) -> None:

@@ -28,6 +28,7 @@ from equipoise.engines.flower.secure.masked_sums import (
 )
 from equipoise.engines.flower.secure.network_rules import USE_HISTOGRAM, refuse_on_nodes
 from equipoise.engines.flower.secure.sum_terms import OF_OWN, SCORES, name_sum
+from equipoise.engines.flower.transport.messages import counted
 from equipoise.engines.flower.transport.messenger import ClientRequest, TooFewClients
 from equipoise.errors import EquipoiseError, EquipoiseNotice, IncompatibleParts
 from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
@@ -389,7 +390,7 @@ class SecureEvaluation:
         if len(holders) >= max(crowd, self.engine.federation.choose_threshold(len(holders))[1]):
             return PlannedSum(SCORES + split + OF_OWN * own, 3, WIDE, holders)
         if split not in self._told:
-            why = f"{len(holders)} clients may be asked, and their owners demand a crowd of {crowd}"
+            why = f"{counted(len(holders), 'client')} may be asked, and their owners demand a crowd of {crowd}"
             warnings.warn(EquipoiseNotice(f"The {split} examples are not evaluated: {why}."), stacklevel=2)
         self._told.add(split)
         return None

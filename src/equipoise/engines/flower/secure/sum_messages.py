@@ -68,7 +68,8 @@ class SumTooSmall(MaskingError):
 
     def __init__(self, step: str, have: int, need: int, clients: Iterable[str] = ()) -> None:
         self.step, self.have, self.need = step, have, need
-        super().__init__(f"{step}: {have} clients are left, but {need} are needed. Nothing was summed; try again.", clients)
+        left = f"{have} client is" if have == 1 else f"{have} clients are"
+        super().__init__(f"{step}: {left} left, but {need} are needed. Nothing was summed; try again.", clients)
 
 
 class LostSecret(MaskingError):

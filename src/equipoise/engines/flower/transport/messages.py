@@ -34,9 +34,16 @@ FLOATS = {name: dtype for dtype, name in _NAMES.items() if dtype.is_floating_poi
 
 
 class BadMessage(EquipoiseError):
-    """A message that cannot be used; the text says why. It is part of other messages, so that it has no code of its own."""
+    """A message that cannot be used; the text says why. It is part of other messages, so that it has no code of its own.
+
+    `cause` is a key of left_out.WORDS where the node that sent the message is to be told, in its own log, why it is left out.
+    """
 
     code = ""
+
+    def __init__(self, text: str, cause: str = "") -> None:
+        super().__init__(text)
+        self.cause = cause
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +161,8 @@ def read_message(records: RecordDict) -> MessageContent:
     if not isinstance(call, ConfigRecord) or not isinstance(arrays, ArrayRecord):
         raise BadMessage("it is no message of Equipoise")
     if call.get("protocol") != PROTOCOL:
-        raise BadMessage(f"it speaks protocol {_shown(call.get('protocol'))}, and this is {PROTOCOL}: update Equipoise there")
+        cure = "install a newer Equipoise where the number is lower"
+        raise BadMessage(f"it speaks protocol {_shown(call.get('protocol'))}, and this is {PROTOCOL}: {cure}")
     round_index, token, text = call.get("round"), call.get("token"), call.get("values")
     if type(round_index) is not int or not isinstance(token, str) or not isinstance(text, str):
         raise BadMessage("it lacks a round, a token or its values")
@@ -180,6 +188,15 @@ def shorten(reason: object) -> str:
     """A reason as one line of bounded length: it comes from elsewhere and goes to logs and reports."""
     text = " ".join(str(reason).split())
     return text if len(text) <= LARGEST_REASON else text[: LARGEST_REASON - 1] + "…"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things in words.
+
+    >>> counted(1, "client"), counted(3, "client")
+    ('1 client', '3 clients')
+    """
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _size(value: Any) -> int:

@@ -14,6 +14,7 @@ from flwr.app import Error, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from equipoise.engines.flower.apps import left_out
 from equipoise.engines.flower.flower_internals import DEADLINE, IN_WORDS, OF_THE_APP, TOO_LATE, pull_replies
 from equipoise.engines.flower.transport import messages
 from equipoise.engines.flower.transport.messages import BadMessage, MessageContent, shorten
@@ -123,6 +124,8 @@ class Messenger:
         self.heard: dict[str, float] = {}  # when each client last answered, in seconds since 1970
         self.versions: dict[str, Mapping[str, str]] = {}  # of the software on each client's node, as it last said
         self.compact: set[int] = set()  # nodes that read small tensors inside a call
+        self.listening: set[int] = set()  # nodes that can be told why they are left out
+        self._told: set[tuple[int, str]] = set()  # nodes, and what they were told
         self.known: dict[int, str] = {}  # the clients that nodes were at, also before this run
         self.meanwhile: Callable[[], None] = lambda: None  # done now and then while answers are waited for
         self.own_seed: Callable[[str, int], int] | None = None  # of a client's batches, where the run's seed is secret
@@ -143,6 +146,16 @@ class Messenger:
     def show(self, node: int) -> str:
         """A node as an operator knows it: by its client, if it has ever said who that is, and by Flower's id."""
         return f"{self.known[node]} (node {node})" if node in self.known else f"node {node}"
+
+    def tell(self, node: int, cause: str) -> None:
+        """Tell a node why it is left out, once; `cause` is a key of left_out.WORDS. Nobody waits for its answer."""
+        if cause and node in self.listening and (node, cause) not in self._told and node in self.connected():
+            self._told.add((node, cause))
+            self.push("query.left_out", {node: ClientRequest({"cause": cause})}, 0, {}, self.timeout)
+
+    def forget_told(self, node: int) -> None:
+        """A node takes part again: if it is left out once more, it is told anew."""
+        self._told = {(each, cause) for each, cause in self._told if each != node}
 
     # -------------------------------------------------------------------------------------------------------- who is silent
 
@@ -207,12 +220,15 @@ class Messenger:
         client = names.get(sent.node)
         try:
             content = self._open(sent.node, reply, sent.round, sent.token, client)
+            if content.values.get("listens") is True:
+                self.listening.add(sent.node)
             if client is not None:
                 self.received[client] += content.size
                 self._refuse_other_data(client, content)
             found = reading(content)
         except EquipoiseError as failure:
             self.faults[called(sent.node, names)] = shorten(failure)
+            self.tell(sent.node, failure.cause if isinstance(failure, BadMessage) else "")
         except Exception as failure:  # whatever an answer brings about is its node's fault, and stops nobody else
             self.faults[called(sent.node, names)] = f"sent an answer that brings about {type(failure).__name__}"
         else:
@@ -230,7 +246,7 @@ class Messenger:
         """Every answer names the data that it was made with; nodes of earlier versions say nothing."""
         known = self.marks.get(client)
         if content.data and known and content.data != known[: len(content.data)]:
-            raise BadMessage("has other data than when the run began")
+            raise BadMessage("has other data than when the run began", left_out.DATA)
 
     def ask_nodes(
         self, action: str, asked: Mapping[int, ClientRequest], round_index: int, reading: Reading[T], names: Mapping[int, str]
