@@ -40,6 +40,15 @@ def test_figures_and_intervals_by_hand():
     assert b.gap == pytest.approx(0.3)
 
 
+def test_intervals_end_where_no_mean_can_be():
+    """Half of 10 examples and none wrong: 0.25 ± 1.96 · 0.25 would begin below 0, and 0.75 ± 0.49 end above 1."""
+    high, low = table([0.0, 0.5, 0.5, 1.0], ("A", "A", "B", "B"), sizes=[10] * 4).subgroups("land", "test")
+    assert (low.mean_interval.low, low.mean_interval.high) == pytest.approx((0.0, 0.25 + 0.49), abs=1e-3)
+    assert (high.mean_interval.low, high.mean_interval.high) == pytest.approx((0.75 - 0.49, 1.0), abs=1e-3)
+    negative = table([-2.0, 2.0, 5.0, 5.0], ("A", "A", "B", "B")).subgroups("land", "test")[1]
+    assert negative.mean_interval.low == pytest.approx(-1.96 * 2, abs=1e-3)  # a score that can be negative
+
+
 def test_training_clients_count_by_their_examples():
     # A: 0.1 with 3 examples and 0.5 with 1: 0.2 instead of 0.3.
     groups = {

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from equipoise.errors import InvalidData, InvalidParameter, require
-from equipoise.metrics import Interval, mean, mean_interval, percentile, percentile_interval
+from equipoise.metrics import Interval, counts_wrong, mean, mean_interval, percentile, percentile_interval
 
 if TYPE_CHECKING:
     from equipoise.client_table import ClientTable
@@ -96,6 +96,12 @@ def difference_interval(values: Tensor, others: Tensor, weights: Tensor | None, 
     return Interval(centre - reach, centre + reach)
 
 
+def _within(interval: Interval, *, positive: bool, shares: bool) -> Interval:
+    """An interval cut off where no mean can be: below 0 of errors that are never negative, above 1 of shares."""
+    low = max(interval.low, 0.0) if positive and math.isfinite(interval.low) else interval.low
+    return Interval(low, min(interval.high, 1.0) if shares and math.isfinite(interval.high) else interval.high)
+
+
 def subgroups_of(table: ClientTable, attribute: str, split: str) -> list[Subgroup]:
     """The subgroups of an attribute among the benign clients of a split, by falling mean error."""
     if attribute not in table.attributes:
@@ -104,6 +110,7 @@ def subgroups_of(table: ClientTable, attribute: str, split: str) -> list[Subgrou
     rows = table.where(split).benign
     error, sizes = rows.served_error.double(), rows.size.double() if split == "train" else None
     values = rows.attributes[attribute]
+    possible = {"positive": bool((error >= 0).all()), "shares": counts_wrong(error, rows.size)}
     found = []
     for value in dict.fromkeys(values):
         here = torch.tensor([each == value for each in values])
@@ -111,7 +118,7 @@ def subgroups_of(table: ClientTable, attribute: str, split: str) -> list[Subgrou
         alone = bool(here.all())
         gap = math.nan if alone else mean(error[here], weights) - mean(error[~here], others)
         between = Interval(-math.inf, math.inf) if alone else difference_interval(error[here], error[~here], weights, others)
-        figures = mean(error[here], weights), mean_interval(error[here], weights)
+        figures = mean(error[here], weights), _within(mean_interval(error[here], weights), **possible)
         tail = percentile(error[here], 90, weights), percentile_interval(error[here], 90, weights)
         found.append(Subgroup(attribute, value, int(here.sum()), *figures, *tail, gap, between))
     return sorted(found, key=lambda each: (-each.mean, each.value))

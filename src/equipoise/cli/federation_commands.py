@@ -197,11 +197,14 @@ def run(
     _registry(folder)  # waits for a SuperLink that was just begun
     from equipoise.engines.flower.flower_internals import read_runs
     from equipoise.engines.flower.operate.run_options import refuse_unknown_options
+    from equipoise.errors import ConfigError
 
     refuse_unknown_options(folder, run_config)
     environment = {**os.environ, **_flower_home(folder)}
     environment["PYTHONUNBUFFERED"] = "1"  # or a log file would show the run's log at its end
     flower = str(Path(sys.executable).with_name("flwr"))
+    if not Path(flower).exists():
+        raise ConfigError(f'{flower} is missing. Install Flower beside Equipoise: pip install "equipoise[flower]"')
 
     def listed() -> dict[str, str]:
         asked = [flower, "list", "federation", "--format", "json"]
