@@ -77,7 +77,7 @@ def test_aggregators_that_are_not_linear(data):
         linear = False
 
         def __call__(self, updates, weights, *, losses=None, state=None):
-            return (weights @ updates) / 2, (state or 0) + 1
+            return (weights.to(updates.dtype) @ updates) / 2, (state or 0) + 1
 
     algorithm = eq.Algorithm(aggregator=Halved())
     family = eq.train_family(softmax(), data, algorithm, tails=[1.0, 0.3], **OPTIONS)

@@ -104,7 +104,7 @@ def test_numbers_come_back_as_they_were(dtype, tmp_path):
 
 def test_what_is_no_file_of_rows_is_refused(tmp_path):
     places = torch.ones(3, dtype=torch.uint8)
-    with pytest.raises(NotWritten, match=r"rows\.npy"):
+    with pytest.raises(EquipoiseError, match=r"rows\.npy, which holds what clients keep between rounds, is missing"):
         ClientRows(torch.zeros(2), 3, tmp_path / "rows.npy", places=places)
     (tmp_path / "rows.npy").write_bytes(b"something else")
     with pytest.raises(NotWritten, match="cannot be kept"):

@@ -21,7 +21,7 @@ if __name__ == "__main__":
         data,
         algorithm,
         rounds=config["rounds"],
-        clients_per_round=config["clients-per-round"] or len(data.train),
+        clients_per_round=min(config["clients-per-round"] or len(data.train), len(data.train)),
         seed=config["seed"],
         engine="loop",
         name="simulation",
