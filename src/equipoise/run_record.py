@@ -59,6 +59,7 @@ class RunRecord:
     data_version: str = ""  # tells data of one name apart: equal for runs on the same data
     at_least: int = 0  # clients with fewer examples are left out, see `judged_by`
     left_out: Mapping[str, int] = field(default_factory=dict)  # how many of them there are, by split
+    left_out_error: Mapping[str, float] = field(default_factory=dict)  # and the mean error that they see, by split
 
     def __repr__(self) -> str:
         about = f"{self.name!r}, seed {self.seed}, {counted(self.rounds, 'round')} on {self.data!r}"

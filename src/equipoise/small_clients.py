@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from equipoise.run_record import RunRecord
 
 FEW_EXAMPLES = 30  # on fewer, chance moves a client's error by 10 points and more
+FAR_WORSE = 2  # times the mean error of the others: clients left out that err more are spoken of
 HINT = f"at_least={FEW_EXAMPLES} leaves them out"
 _NOUNS = {"train": "training"}
 
@@ -40,9 +42,17 @@ def without_small_clients(run: Record, at_least: int) -> Record:
     spared = torch.tensor([split == "train" and judged != "train" for split in table.split])
     kept = (table.size >= at_least) | spared
     judged_splits = set(table.split) - ({"train"} if judged != "train" else set())
-    small = {split: int((table.where(split).benign.size < at_least).sum()) for split in judged_splits}
-    smaller = {split: run.left_out.get(split, 0) + count for split, count in small.items()}
-    return replace(run, clients=table.take(kept.nonzero().flatten()), at_least=at_least, left_out=smaller)
+    left_out, left_out_error = {}, {}
+    for split in judged_splits:
+        benign = table.where(split).benign
+        errors = benign.served_error[benign.size < at_least].double()
+        before = run.left_out.get(split, 0)
+        left_out[split] = before + len(errors)
+        if left_out[split]:
+            total = float(errors.sum()) + (before * run.left_out_error[split] if before else 0.0)
+            left_out_error[split] = total / left_out[split]
+    rest = table.take(kept.nonzero().flatten())
+    return replace(run, clients=rest, at_least=at_least, left_out=left_out, left_out_error=left_out_error)
 
 
 def small_clients_words(runs: Sequence[RunRecord], hint: str = HINT, judged_rows: Sequence[ClientTable] | None = None) -> str:
@@ -72,7 +82,8 @@ def small_clients_words(runs: Sequence[RunRecord], hint: str = HINT, judged_rows
         return f"{all_have} {few} examples or more." if least else ""
     who = f"{upto}{small:,} of {total:,} {kind} clients {'have' if small > 1 else 'has'}"
     if least:
-        return f"{who} fewer than {few} examples and {'are' if small > 1 else 'is'} left out."
+        worse = _worse_left_out(runs, tables, hint)
+        return f"{who} fewer than {few} examples and {'are' if small > 1 else 'is'} left out.{worse}"
     if small == total and not upto:
         who, hint = all_have, ""
     whose = "its" if small == 1 else "their"
@@ -81,3 +92,26 @@ def small_clients_words(runs: Sequence[RunRecord], hint: str = HINT, judged_rows
     text = f"{who} fewer than {few} examples: much of {whose} error may be chance{moves}"
     how = hint.replace("leaves them out", "leaves it out") if small == 1 else hint
     return f"{text}; {how}." if how else f"{text}."
+
+
+def _worse_left_out(runs: Sequence[RunRecord], tables: Sequence[ClientTable], hint: str) -> str:
+    """A sentence if those left out have more than twice the mean error of the others, both averaged over runs; else empty."""
+    from equipoise.report.data.over_seeds import in_percent
+
+    pairs = [
+        (run.left_out_error[run.judged_on], float(rows.served_error.double().mean()))
+        for run, rows in zip(runs, tables, strict=True)
+        if run.judged_on in run.left_out_error
+    ]
+    theirs, others = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))
+    if not (math.isfinite(theirs) and theirs > FAR_WORSE * others):
+        return ""
+    percent = in_percent(runs) and theirs <= 1
+    write = "{:.1%}".format if percent else "{:.3g}".format
+    said = [write(value).replace("%", " %") for value in (theirs, others)]
+    over = " over all runs" if len(runs) > 1 else ""
+    alone = max(run.left_out[run.judged_on] for run in runs) == 1
+    who = "The one left out has" if alone else "Those left out have"
+    how = f": look at {'it' if alone else 'them'} with worst()" if hint == HINT else ""
+    noun = "loss" if runs[0].error_is_loss else "error"
+    return f" {who} a mean {noun} of {said[0]}{over}, the others {said[1]}{how}."

@@ -204,6 +204,23 @@ def test_few_clients_are_described_as_such(result):
     assert "The tenth of the 20 test clients that fares worst has a mean error of 80.0 %." in said([0.1] * 18 + [0.7, 0.9])
 
 
+def test_errors_of_numbers_are_never_written_in_percent(result):
+    """Errors of 0.952 and 2.334 kWh, and a whole table below 1: as numbers. Shares of wrong examples: all in percent."""
+    for errors in ([0.952, 2.334], [0.2, 0.952]):
+        made = replace(result, clients=rows_of(errors, [40, 40]), error_name="absolute error", target="kWh_used")
+        card = model_card.card(made)
+        text = model_card.card_markdown(card).decode()
+        assert not card["in_percent"]
+        assert "| absolute error of kWh\\_used | clients | mean |" in text
+        figures = [line for line in text.splitlines() if line.startswith("| test clients")]
+        assert not any(" % |" in line for line in figures)
+        assert "c1 (95.2 %)" not in text
+    own = replace(result, clients=rows_of([0.952, 2.334], [40, 40]), error_name="mae")  # not known by its name
+    assert "95.2 %" not in model_card.card_markdown(model_card.card(own)).decode()
+    shares = model_card.card_markdown(model_card.card(replace(result, clients=rows_of([0.2, 0.4], [40, 40])))).decode()
+    assert "| test clients | 2 | 30.0 % |" in shares
+
+
 def test_groups_of_ones_own_and_of_the_risk_are_on_the_card(result, tmp_path):
     """Errors 0.1 in the north (6 clients), 0.4 in the south (5), 0.9 on an island of 4 clients, too few to be shown."""
     rows = rows_of([0.1] * 6 + [0.4] * 5 + [0.9] * 4, [10] * 15)

@@ -35,6 +35,23 @@ def test_an_improvement_names_both_percentiles_and_its_price():
     assert comparison_sentence(two, JUDGED, PERCENT).endswith("against FedAvg.")
 
 
+def test_a_method_is_not_called_the_best_while_an_undecided_one_is_lower():
+    table = {"FedAvg": row(1.0, 3.59), "Ditto": row(1.0, 2.20), "Finetuning": row(1.0, 2.03), "APFL": row(1.0, 3.0)}
+    differences = {"Ditto": [-1.3, -1.4, -1.47], "Finetuning": [-0.2, -0.4, -4.08], "APFL": [-0.5, -0.6, -0.67]}
+    plain = ValueFormat(percent=False, decimals=2)
+    text = comparison_sentence(table, JUDGED, plain, differences)
+    assert text.startswith("Ditto lowers the 90th percentile")
+    assert "from 3.59 to 2.20" in text
+    assert "95 % interval of the difference: −1.60 to −1.18)" in text
+    assert "best" not in text
+    assert text.endswith(
+        "Of 3 methods it is the lowest of those whose difference is significant on these same clients, and the figure "
+        "therefore optimistic; lower still: Finetuning at 2.03 (undecided)."
+    )
+    two = {"Ditto": [-1.3, -1.4], "Finetuning": [0.2, -3.3], "APFL": [-0.5, -0.6]}
+    assert "the lowest of those that are lower in every seed on" in comparison_sentence(table, JUDGED, plain, two)
+
+
 VALIDATION = "100 unseen validation clients"
 
 
@@ -46,7 +63,7 @@ def test_the_method_is_chosen_on_validation_data_and_not_on_the_test_clients():
     assert comparison_sentence(table, JUDGED, PERCENT, differences, validation) == (
         "tail 0.5, chosen by its 90th percentile on 100 unseen validation clients (37.0 % against 38.1 % under FedAvg), lowers "
         "the 90th percentile of the error over 500 unseen test clients from 38.4 % to 37.4 % at +1.0 points of mean error, "
-        "against FedAvg (lower in 3 of 3 seeds)."
+        "against FedAvg (lower in 3 of 3 seeds; 95 % interval of the difference: −1.2 to −0.8 points)."
     )
 
 
@@ -90,7 +107,8 @@ def test_no_improvement_is_admitted_also_when_it_vanishes_in_rounding(tail):
 def test_few_seeds_that_agree_are_named():
     table = {"a": row(0.1, 0.3), "b": row(0.1, 0.2)}
     agreed = [-0.1, -0.12, -0.11, -0.1, 0.001]
-    assert "(lower in 4 of 5 seeds)" in comparison_sentence(table, JUDGED, PERCENT, {"b": agreed})
+    interval = "; 95 % interval of the difference: −14.7 to −2.5 points"
+    assert f"(lower in 4 of 5 seeds{interval})" in comparison_sentence(table, JUDGED, PERCENT, {"b": agreed})
     assert "(one seed, which does not rule out chance)" in comparison_sentence(table, JUDGED, PERCENT, {"b": [-0.1]})
     two = comparison_sentence(table, JUDGED, PERCENT, {"b": [-0.1, -0.2]})
     assert "(lower in 2 of 2 seeds, too few to rule out chance)" in two

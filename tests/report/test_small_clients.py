@@ -47,10 +47,25 @@ def test_a_summary_leaves_them_out_and_says_so(run):
     assert found.error.mean == pytest.approx(0.18)
     assert found.error.percentiles[90] == 0.3
     assert found.who == "5 unseen test clients with 30 examples or more"
-    assert "3 of 8 test clients have fewer than 30 examples and are left out." in str(found).splitlines()
+    assert "3 of 8 test clients have fewer than 30 examples and are left out." in str(found)
     assert run.summary().error.percentiles[90] == 1.0  # of eight clients the eighth, which has four examples
     assert "All 8 test clients have 3 examples or more." in str(run.summary(at_least=3))
     assert "1 of 8 test clients has fewer than 4 examples and is left out." in str(run.summary(at_least=4))
+
+
+def test_clients_left_out_that_fare_far_worse_are_spoken_of(run):
+    # Errors of those left out: (1/3 + 1 + 1/2) / 3 = 0.611; of the others 0.18.
+    words = "Those left out have a mean error of 61.1 %, the others 18.0 %: look at them with worst()."
+    assert run.summary(at_least=30).small_clients.endswith(f"are left out. {words}")
+    twice = run.judged_by(at_least=4).judged_by(at_least=30)
+    assert small_clients_words([twice]).endswith(words)
+    several = small_clients_words([twice, replace(twice, seed=1)])
+    assert "a mean error of 61.1 % over all runs, the others 18.0 %" in several
+    assert "worst()" not in small_clients_words([twice], hint="")
+    numbers = replace(run, clients=rows("test", [3, 40, 50], [4.1, 0.98, 1.0]))
+    assert "The one left out has a mean error of 4.1, the others 0.99: look at it" in numbers.summary(at_least=30).small_clients
+    alike = replace(run, clients=rows("test", [3, 40, 50], [1.9, 0.98, 1.0]))
+    assert alike.summary(at_least=30).small_clients.endswith("is left out.")
 
 
 def test_a_summary_without_a_threshold_warns_of_them(run):
@@ -122,7 +137,7 @@ def test_a_comparison_takes_the_same_threshold_everywhere(comparison):
     assert comparison.differences(at_least=30)["tail"].values == pytest.approx((0.1, 0.08))
     text = comparison.summary(at_least=30)
     assert text.startswith("0-1 error over 5 unseen test clients with 30 examples or more, mean ±")
-    assert "3 of 8 test clients have fewer than 30 examples and are left out." in text.splitlines()
+    assert "3 of 8 test clients have fewer than 30 examples and are left out." in text
     assert "at_least=30 leaves them out." in comparison.summary()
     markdown, latex = (
         write(at_least=30, percent=True, baseline="FedAvg") for write in (comparison.to_markdown, comparison.to_latex)
@@ -137,7 +152,9 @@ def test_a_comparison_takes_the_same_threshold_everywhere(comparison):
 def test_a_page_leaves_them_out_and_says_so(comparison, run, tmp_path):
     page = Page(comparison.report(tmp_path / "r.html", at_least=30))
     assert "over 5 unseen test clients with 30 examples or more" in page.headline
-    assert page.by_id["note"] == "3 of 8 test clients have fewer than 30 examples and are left out."
+    assert page.by_id["note"].startswith(
+        "3 of 8 test clients have fewer than 30 examples and are left out. Those left out have"
+    )
     assert page.cell("FedAvg", "90th percentile").startswith("31.0")
     assert "te0" not in page.source
     whole = Page(comparison.report(tmp_path / "whole.html"))

@@ -12,6 +12,7 @@ import torch
 from equipoise.core.version import VERSION
 from equipoise.metrics import summarise, summarise_metric
 from equipoise.privacy.drowned_sums import drowning_words
+from equipoise.report.data.over_seeds import in_percent
 from equipoise.report.text.sentences import FEW_CLIENTS, with_article
 from equipoise.risk.groups import Groups, checked_groups, group_name
 from equipoise.small_clients import FEW_EXAMPLES
@@ -45,6 +46,8 @@ def card(run: RunRecord, *, about: Mapping[str, Any] | None = None, groups: Grou
         },
         "judged_on": run.judged_on,
         "error_is": "loss" if run.error_is_loss else "error",
+        "measured": run.measured,
+        "in_percent": in_percent([run]),
         "metrics": splits,
         "subgroups": subgroups(run, rows, groups),
         "small_groups": sum(len(place) < FEWEST for place in parts.values()),
@@ -177,15 +180,15 @@ def card_markdown(content: Mapping[str, Any]) -> bytes:
 
 
 def _lines(content: Mapping[str, Any]) -> Iterator[str]:
-    noun, percent = content["error_is"], content["error_is"] == "error"
+    noun, percent = content["error_is"], content["in_percent"]
 
     def number(value: float | None) -> str:
         if value is None:
             return "–"
-        return f"{100 * value:.1f} %" if percent and 0 <= value <= 1 else f"{value:.4g}"
+        return f"{100 * value:.1f} %" if percent else f"{value:.4g}"
 
     def table(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-        yield f"| {noun} of | clients | {' | '.join(KEYS.values())} |"
+        yield f"| {escaped(content['measured'])} | clients | {' | '.join(KEYS.values())} |"
         yield "|---|---:|" + "---:|" * len(KEYS)
         for name, row in rows.items():
             yield f"| {escaped(name)} | {row['clients']} | {' | '.join(number(row[key]) for key in KEYS)} |"

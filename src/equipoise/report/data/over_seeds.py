@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from equipoise.core.abilities import read
-from equipoise.core.error_names import SQUARED
+from equipoise.core.error_names import ABSOLUTE, SQUARED
 from equipoise.metrics import Interval, Summary, mean, summarise
 from equipoise.types import PersonalTraits
 
@@ -97,7 +97,8 @@ def in_percent(runs: Sequence[RunRecord]) -> bool:
     errors = torch.cat([error.double() for run in runs for error in (run.clients.error, run.clients.personal_error)
                         if error is not None])  # fmt: skip
     finite = errors[errors.isfinite()]
-    numeric = any(run.error_is_loss or run.error_name == SQUARED or run.clients.trivial_answer == MEAN for run in runs)
+    names = (SQUARED, ABSOLUTE)
+    numeric = any(run.error_is_loss or run.error_name in names or run.clients.trivial_answer == MEAN for run in runs)
     return not numeric and bool(((finite >= 0) & (finite <= 1)).all())
 
 

@@ -169,13 +169,27 @@ def comparison_sentence(
     found = None if differences is None else differences.get(best, ())
     if found is not None and len(found) > 1 and not clearly_lower(found):
         return f"No method clearly lowers {over}: {_unclear(table, scale, best, found)}."
-    candidates = len(table) - 1
-    optimistic = (
-        f" It is the best of {candidates} methods on these same clients, and the figure therefore optimistic."
-        if candidates > 1
-        else ""
+    chosen = _chosen_here(table, scale, best, differences or {})
+    return f"{best} lowers {over} {_change(table, scale, best)}{_seed_words(found, scale)}.{chosen}{_own(table, scale, best)}"
+
+
+def _chosen_here(
+    table: Mapping[str, MethodFigures], scale: ValueFormat, best: str, differences: Mapping[str, Sequence[float]]
+) -> str:
+    """That a method was chosen on the clients it is judged on, and which others are lower though undecided; empty for one."""
+    candidates, reached = list(table)[1:], table[best]["percentile_90"].mean
+    if len(candidates) < 2:
+        return ""
+    lower = [name for name in candidates if table[name]["percentile_90"].mean < reached]
+    if not lower:
+        return f" It is the best of {len(candidates)} methods on these same clients, and the figure therefore optimistic."
+    told = "whose difference is significant" if len(differences[best]) >= LEAST_SEEDS else "that are lower in every seed"
+    verdicts = {name: PairedDifference(name, tuple(differences.get(name, ()))).verdict_words for name in lower}
+    others = " and ".join(f"{name} at {scale.value(table[name]['percentile_90'].mean)} ({verdicts[name]})" for name in lower)
+    return (
+        f" Of {len(candidates)} methods it is the lowest of those {told} on these same clients, and the figure therefore "
+        f"optimistic; lower still: {others}."
     )
-    return f"{best} lowers {over} {_change(table, scale, best)}{_seed_words(found)}.{optimistic}{_own(table, scale, best)}"
 
 
 def _validated_sentence(
@@ -203,7 +217,7 @@ def _validated_sentence(
         return f"{chosen} does not lower {over}: {scale.value(before)} under {baseline}, {scale.value(after)} under {best}."
     if found_here is not None and len(found_here) > 1 and not clearly_lower(found_here):
         return f"{chosen} does not clearly lower {over}: {_unclear(table, scale, best, found_here)}."
-    return f"{chosen} lowers {over} {_change(table, scale, best)}{_seed_words(found_here)}.{_own(table, scale, best)}"
+    return f"{chosen} lowers {over} {_change(table, scale, best)}{_seed_words(found_here, scale)}.{_own(table, scale, best)}"
 
 
 def _unclear(table: Mapping[str, MethodFigures], scale: ValueFormat, best: str, found: Sequence[float]) -> str:
@@ -240,14 +254,16 @@ def _own(table: Mapping[str, MethodFigures], scale: ValueFormat, best: str) -> s
     return f" Its clients are served their own models; with its shared model the percentile is {shared}."
 
 
-def _seed_words(differences: Sequence[float] | None) -> str:
-    """In brackets, how many seeds a gain was seen in; empty if that is not known."""
+def _seed_words(differences: Sequence[float] | None, scale: ValueFormat) -> str:
+    """In brackets, how many seeds a gain was seen in, and its 95 % interval; empty if that is not known."""
     if differences is None:
         return ""
     if len(differences) < 2:
         return " (one seed, which does not rule out chance)" if differences else " (but the two have no seed in common)"
     few = ", too few to rule out chance" if len(differences) < LEAST_SEEDS else ""
-    return f" (lower in {sum(each < 0 for each in differences)} of {len(differences)} seeds{few})"
+    between = PairedDifference("", tuple(differences)).interval.text(scale.signed)
+    interval = "" if between == "–" else f"; 95 % interval of the difference: {between}{' points' * scale.percent}"
+    return f" (lower in {sum(each < 0 for each in differences)} of {len(differences)} seeds{few}{interval})"
 
 
 def trivial_sentence(row: MethodFigures, scale: ValueFormat, answer: str, method: str = "") -> str:
