@@ -645,3 +645,51 @@ def test_messages_about_state_name_the_cure(check, part, cure, ragged):
 def test_a_function_as_an_aggregator_is_told_to_be_a_class():
     with pytest.raises(InvalidParameter, match=r"must offer linear.*Write a class with `linear = False`"):
         eq.Algorithm(aggregator=lambda updates, weights, **_: (weights.to(updates.dtype) @ updates, None))
+
+
+class AgainstTheUpdate(eq.server_opt.SGD):
+    def step(self, params, total, state):
+        return params - total, state
+
+
+class StateInPlace:
+    def begin(self, params):
+        return torch.zeros_like(params)
+
+    def step(self, params, total, state):
+        return params + state.mul_(0.9).add_(total), state
+
+
+class StateIsAGenerator:
+    def begin(self, params):
+        return torch.Generator().manual_seed(0)
+
+    def step(self, params, total, state):
+        return params + total, state
+
+
+class LaterAGenerator(StateIsAGenerator):
+    def begin(self, params):
+        return None
+
+    def step(self, params, total, state):
+        return params + total, torch.Generator()
+
+
+@pytest.mark.parametrize(
+    ("part", "law", "cure"),
+    [
+        (AgainstTheUpdate(), "the first step goes along the update", "it is no gradient"),
+        (StateInPlace(), "a step does not write to the state it is given", "Make a new state"),
+        (StateIsAGenerator(), "a state is made of what a checkpoint keeps", "a value of type Generator"),
+        (LaterAGenerator(), "a state is made of what a checkpoint keeps", "a value of type Generator"),
+    ],
+    ids=["sign", "in place", "generator", "later"],
+)
+def test_server_optimisers_that_break_a_law_are_refused_by_check_and_by_train(part, law, cure, ragged):
+    with pytest.raises(eq.testing.LawBroken, match=law) as checked:
+        eq.testing.check_server_optimizer(part)
+    with pytest.raises(InvalidParameter, match=law) as tried:
+        train(ragged, server=part)
+    for caught in (checked, tried):
+        assert cure in str(caught.value)

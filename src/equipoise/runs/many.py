@@ -267,7 +267,8 @@ def notice_about_single_runs(planned: Sequence[SeededRun], groups: Sequence[Sequ
         reasons.setdefault(one.alone_because or usual, []).append(one.name)
     because = "; ".join(f"{listed(list(dict.fromkeys(names)), 3)} ({reason})" for reason, names in reasons.items())
     count = "None" if len(alone) == len(planned) else f"{len(planned) - len(alone)}"
-    return f"{count} of the {len(planned)} runs can be trained together. One by one, with the same results, go: {because}."
+    together = f"{count} of the {len(planned)} runs can be trained together."
+    return f"{together} One by one, with the same results up to rounding, which grows over the rounds, go: {because}."
 
 
 def comparison_of(planned: Sequence[SeededRun], ended: Mapping[int, Result | Diverged]) -> Comparison:

@@ -52,6 +52,8 @@ ANY_NUMBER = "equal updates, with weights that sum to 1, give the same total how
 LOWERS = "a few small steps against the gradient of a convex loss lower it"
 MEMORY_IN_PLACE = "a memory that begins at zero and that the step uses is changed by the step, in place"
 MEMORY_CURE = "Write e.g. memory[0].mul_(0.9).add_(gradient); `m = 0.9 * m + gradient` stores nothing."
+ALONG = "the first step goes along the update"
+ALONG_CURE = "The total is added to the parameters; it is no gradient. Write params + lr * total."
 TWO_THINGS = "it returns two things, the total and its state"
 _STRONG = {"momentum": 0.9, "weight_decay": 1e3, "prox": 1e3}  # options of SGD that a step of one's own may forget
 CHECKS = {
@@ -408,13 +410,22 @@ def _try_server(server: Any) -> None:
     _accepts(server.step, SERVER_CALL, 0, 0, 0)
     params = torch.tensor([0.5, -1.0, 2.0])
     given, still = params.clone(), torch.zeros_like(params)
-    after, _ = server.step(given, still, server.begin(params.clone()))
+    fresh = server.begin(params.clone())
+    _hold_kept(fresh)
+    after, _ = server.step(given, still, fresh)
     _hold(torch.equal(given, params), "a step does not write to the parameters it is given", given.tolist(), COPY_CURE)
     shown = (params.tolist(), after.tolist())
     _hold(torch.equal(after, params), "a zero update from a fresh state changes nothing", shown)
     total, start = torch.tensor([1.0, -0.5, 0.25]), server.begin(params.clone())
-    first, second = (server.step(params.clone(), total.clone(), start)[0].tolist() for _ in range(2))
+    before = copy.deepcopy(start)
+    moved, later = server.step(params.clone(), total.clone(), start)
+    first = moved.tolist()  # read now: the next call may write to it
+    _hold(_same_state(start, before), "a step does not write to the state it is given", (before, start), STATE_CURE)
+    _hold_kept(later)
+    second = server.step(params.clone(), total.clone(), start)[0].tolist()
     _hold(first == second, SAME_AGAIN, (first, second), SAME_CURE)
+    along = float((torch.tensor(first) - params) @ total)
+    _hold(along > 0, ALONG, f"their inner product is {along:.6g}", ALONG_CURE)
 
 
 def _try_sampler(sampler: Any, alpha: Tensor, clients_per_round: int, seed: int) -> None:

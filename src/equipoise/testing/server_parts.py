@@ -14,6 +14,8 @@ from equipoise.core.abilities import read
 from equipoise.core.rng import torch_generator
 from equipoise.runs.own_parts import (
     AGGREGATOR_CALL,
+    ALONG,
+    ALONG_CURE,
     ANY_NUMBER,
     ANY_TYPE,
     SAMPLER_CALL,
@@ -115,13 +117,16 @@ def check_server_optimizer(server: ServerOptimizer, *, seed: int = 0) -> None:
     params, total = torch.randn(7, generator=gen), torch.randn(7, generator=gen)
     accepts(server, server.step, SERVER_CALL, (0, 0, 0))
     state, law = server.begin(params), "a step returns two things, the next parameters and the next state"
+    keepable(server, state)
     with unchanged(server, "a step", parameters=params, state=state):
         still, _ = two_things(server, server.step(params, torch.zeros_like(params), state), law)
         first, later = two_things(server, server.step(params, total, state), law)
+    keepable(server, later)
     agree(server, "a zero update from a fresh state changes nothing", still, params)
     second, again = (server.step(params, total, later)[0] for _ in range(2))
     agree(server, "a step from one state gives one result", again, second, cure=SAME_CURE)
-    hold(float((first - params) @ total) > 0, server, "the first step goes along the update")
+    along = float((first - params) @ total)
+    hold(along > 0, server, ALONG, f"their inner product is {along:.6g}", ALONG_CURE)
 
 
 @check_of("a sampler", "__call__", cure=f"Write {SAMPLER_CALL}, which returns a Cohort.")
