@@ -225,7 +225,12 @@ def test_a_family_asks_which_model(shops):
 
 
 def test_what_cannot_be_predicted_says_why(shops):
-    assert "mine is no folder of a run" in call("predict", "mine", "new.csv").stderr
+    assert "mine does not exist" in " ".join(call("predict", "mine", "new.csv").stderr.split())
+    (shops / "empty").mkdir()
+    assert "empty is no folder of a run" in " ".join(call("predict", "empty", "new.csv").stderr.split())
+    (shops / "study" / "first").mkdir(parents=True)
+    (shops / "study" / "first" / "config.toml").touch()
+    assert "It holds the runs study/first" in " ".join(call("predict", "study", "new.csv").stderr.split())
     assert call("run", "run.toml", "--out", "mine").exit_code == 0
     assert "nothing.csv does not exist" in call("predict", "mine", "nothing.csv").stderr
     unknown = call("predict", "mine", "new.csv", "--set", "delimeter=;")
@@ -255,3 +260,14 @@ def test_runs_print_the_worst_clients_and_refusals_in_the_words_of_a_file(shops)
         r"fewer than 30 examples: .*; equipoise report mine --at-least 30 leaves (it|them) out\.|All \d+ test", told
     )
     assert "gets wrong, from 0 to 1." in told
+
+
+def test_predictions_of_a_run_with_own_models_say_whose_they_are(shops):
+    data = load(split_by="examples")
+    algorithm = eq.Algorithm(personal=eq.personal.Finetuning())
+    result = eq.train(eq.models.Tabular(data.schema, hidden=(4,)), data, algorithm, rounds=1, clients_per_round=3)
+    result.save("own")
+    done = call("predict", "own", "new.csv", "--out", "out.csv", "--set", "delimiter=;", "--set", 'decimal=","')
+    assert done.exit_code == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "These predictions are of the shared model. The run has own models of 12 clients" in said

@@ -130,7 +130,9 @@ def _refuse_missing(column: TableColumn, missing: NDArray[Any]) -> None:
         more = f" and {count - 1} more. Drop these rows" if count > 1 else ". Drop this row"
         blank = column.is_text and not column.values.null_count
         how = f"frame[frame[{column.name!r}].str.strip() != '']" if blank else f"frame.dropna(subset=[{column.name!r}])"
-        raise InvalidData(f"{column}, the target, is missing in row {column.row(missing)}{more}: {how} in pandas.")
+        raise InvalidData(
+            f"{column}, the target, is missing in row {column.row(missing)}{more}: {how} in pandas, or in the file."
+        )
 
 
 def _always(value: str) -> str:

@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from equipoise.core.tensor_files import read_tensor_file
+from equipoise.core.words import counted
+from equipoise.data.arrow_tables import shown_names
 from equipoise.data.csv_reading import CSV_DEFAULTS
 from equipoise.data.new_rows import read_columns, read_rows
 from equipoise.data.schema import Schema
-from equipoise.errors import ConfigError, unknown_name
+from equipoise.errors import ConfigError, notify, unknown_name
 from equipoise.experiment.config import PYTHON, RunConfig
 from equipoise.experiment.config_tables import read_toml
 from equipoise.experiment.family_files import MANIFEST, MEMBERS, read_manifest
@@ -30,8 +33,12 @@ def predict_rows(
     knob, or its name. Columns `keep` of the file come first, those of a CSV file as they are written there.
     """
     folder = RunFolder(path)
+    if not path.exists():
+        raise ConfigError(f"The folder {path} does not exist. Name a folder of equipoise run.")
     if not folder.config.is_file():
-        raise ConfigError(f"{path} is no folder of a run: it has no {folder.config.name}. Name a folder of equipoise run.")
+        runs = sorted(str(each.parent) for each in path.glob(f"*/{folder.config.name}"))
+        fix = f"It holds the runs {shown_names(runs)}: name one of them." if runs else "Name a folder of equipoise run."
+        raise ConfigError(f"{path} is no folder of a run: it has no {folder.config.name}. {fix}")
     if not folder.schema.is_file():
         raise ConfigError(
             f"The data of the run in {path} are no table, so that it has no {folder.schema.name} to read rows by."
@@ -41,6 +48,12 @@ def predict_rows(
     options = _options(table, schema, reading or {})
     found = read_rows(rows, schema, options)
     answer = schema.predict(model, found, str(rows))
+    if folder.personal.is_file():
+        count = len(np.load(folder.personal, mmap_mode="r"))
+        notify(
+            f"These predictions are of the shared model. The run has own models of {counted(count, 'client')}, in "
+            f"{folder.personal}, which were not used."
+        )
     kept = _kept_columns(rows, options, keep, found.column_names, answer)
     for place, name in enumerate(kept.column_names):
         answer = answer.add_column(place, name, kept.column(name))
