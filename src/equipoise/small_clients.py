@@ -110,7 +110,7 @@ def _worse_left_out(runs: Sequence[RunRecord], tables: Sequence[ClientTable], hi
     write = "{:.1%}".format if percent else "{:.3g}".format
     said = [write(value).replace("%", " %") for value in (theirs, others)]
     over = " over all runs" if len(runs) > 1 else ""
-    alone = max(run.left_out[run.judged_on] for run in runs) == 1
+    alone = max(run.left_out.get(run.judged_on, 0) for run in runs) == 1
     who = "The one left out has" if alone else "Those left out have"
     how = f": look at {'it' if alone else 'them'} with worst()" if hint == HINT else ""
     noun = "loss" if runs[0].error_is_loss else "error"
