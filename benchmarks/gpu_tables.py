@@ -29,7 +29,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import zip_longest
 from pathlib import Path
@@ -42,6 +42,7 @@ from equipoise.reproduce.batched_runs import OutOfTime, TimeLimit
 from equipoise.reproduce.chosen_rates import candidate_name, candidates, chosen_rates, with_chosen_rates
 from equipoise.reproduce.experiments import EXPERIMENTS
 from equipoise.reproduce.runner import ExperimentRuns
+from equipoise.types import RoundReport
 
 PFLLIB = ("pfllib-fashion-mnist-dirichlet", "pfllib-fashion-mnist-pathological")
 CHEAP = ("FedPer", "Local", "Ditto", "Δ-FL 0.5 + Ditto", "FedRep", "FedBABU", "SCAFFOLD")
@@ -86,8 +87,8 @@ def jobs() -> Iterator[Job]:
     yield from (Job(table, tuple(n for n in names if n != "FedProx"), five, "float32") for table, names in texts.items())
     yield from (Job(table, ("FedProx",), five, "float32") for table in texts)
     roles = [m.name for m in EXPERIMENTS["shakespeare-gru"].methods]
-    yield Job("shakespeare-gru", tuple(n for n in roles if n != "FedProx"), (0,))
-    yield Job("shakespeare-gru", ("FedProx",), (0,))
+    yield from (Job("shakespeare-gru", tuple(n for n in roles if n != "FedProx"), (seed,)) for seed in three)
+    yield from (Job("shakespeare-gru", ("FedProx",), (seed,)) for seed in three)
     yield from (Job(table, (name,), (seed,)) for name in SLOW for seed in three for table in PFLLIB)
     yield from (Job(table, (name,), (), kind="candidates") for table in PFLLIB for name in CHOSEN)
     yield from (Job(table, ("FedAvg", "Δ-FL 0.5"), three) for table in PFLLIB)
@@ -174,10 +175,25 @@ def missing_of(job: Job, runs: ExperimentRuns) -> list[tuple[int, Any]]:
     return [(seed, method) for seed, method in wanted if runs.stored(method, seed, None) is None]
 
 
+@dataclass(frozen=True)
+class PrintedProgress(TimeLimit):
+    """A limit on the time that prints now and then how many rounds a job has made."""
+
+    job: str = ""
+    printed: list[int] = field(default_factory=list)  # rounds: the runs of a batch report each of them
+
+    def on_round(self, report: RoundReport) -> None:
+        """Print every fiftieth round, then stop if the time is over."""
+        if (report.round % 50 == 0 or self.left <= 0) and report.round not in self.printed:
+            self.printed.append(report.round)
+            print(f"round {report.round}: {report.seconds:.2f} s, {self.left:.0f} s left; {self.job}", flush=True)
+        super().on_round(report)
+
+
 def do_job(job: Job, given: argparse.Namespace, ends: float) -> dict[str, Any]:
     """Make the runs of a job; what was done, and how long it took."""
     began, runs = time.monotonic(), runs_of(job, given)
-    limit, done = TimeLimit(ends), 0
+    limit, done = PrintedProgress(ends, str(job)), 0
     report: dict[str, Any] = {"job": asdict(job), "state": "done"}
     try:
         for together in runs.in_batches(missing_of(job, runs), None):
