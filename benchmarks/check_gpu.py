@@ -198,6 +198,32 @@ def own_models(device: str) -> None:
     print("float64: own models, pulls, frozen parts, SCAFFOLD, Per-FedAvg and pFedMe as captured steps agree with the loop")
 
 
+def recurrent_in_single(device: str) -> None:
+    """Gated recurrent units, which have kernels for float32, at every precision: against the loop in float64."""
+    from equipoise.core import fused_gru
+    from equipoise.engines.simulator.precision import PRECISIONS
+
+    if not fused_gru.is_worth_it(torch.zeros(1, 1, 3, device=device)):
+        raise SystemExit("the kernels of gated recurrent units cannot be used here")
+    allowed = {"float32": 1e-4, "tf32": 2e-2, "bf16": 2e-1}
+    data = texts()
+    cohort = eq.sampling.Full()(3, torch.full((len(SIZES),), 0.1, dtype=torch.float64), clients_per_round=1, seed=5)
+    for layers, embedding, prox in ((1, None, 0.0), (2, 8, 0.1)):
+        options = {"vocabulary": 50, "hidden": 24, "layers": layers, "embedding": embedding}
+        solver = eq.solvers.SGD(lr=0.5, batch_size=8, epochs=2, prox=prox)
+        exact = Task.of(eq.models.CharGRU(**options).double())
+        wanted = eq.engines.Loop().start(exact, data).updates(exact.read_model(), cohort, solver).update
+        for precision in PRECISIONS:
+            task = Task.of(eq.models.CharGRU(**options))
+            engine = eq.engines.Simulator(device=device, precision=precision).start(task, data)
+            found = [engine.updates(task.read_model().to(device), cohort, solver).update.cpu() for _ in range(2)]
+            must_be_taken(engine, "step graphs", f"GRU of {layers} layers, {precision}")
+            difference = float((found[0].double() - wanted).norm() / wanted.norm())
+            if not torch.equal(*found) or difference > allowed[precision]:
+                raise SystemExit(f"GRU of {layers} layers, {precision}: off by {difference:.1e}, or other bits the second time")
+            print(f"GRU of {layers} layers, {precision}: differs by {difference:.1e}, the same bits twice")
+
+
 def in_single(device: str) -> None:
     """The paths written for float32: graphs of softmax regression, the ConvNet's kernels; at every precision, twice."""
     from equipoise.engines.simulator.precision import PRECISIONS
@@ -322,11 +348,15 @@ if __name__ == "__main__":
     if "--own" in sys.argv:
         own_models("cuda")
         sys.exit()
+    if "--recurrent" in sys.argv:
+        recurrent_in_single("cuda")
+        sys.exit()
     in_double("cuda")
     with_statistics("cuda")
     round_after_round("cuda")
     own_models("cuda")
     in_single("cuda")
+    recurrent_in_single("cuda")
     scores_of_own_models("cuda")
     models_of_users("cuda")
     a_whole_run("cuda")

@@ -183,8 +183,8 @@ class PrintedProgress(TimeLimit):
     printed: list[int] = field(default_factory=list)  # rounds: the runs of a batch report each of them
 
     def on_round(self, report: RoundReport) -> None:
-        """Print every fiftieth round, then stop if the time is over."""
-        if (report.round % 50 == 0 or self.left <= 0) and report.round not in self.printed:
+        """Print every twentieth round, then stop if the time is over."""
+        if (report.round % 20 == 0 or self.left <= 0) and report.round not in self.printed:
             self.printed.append(report.round)
             print(f"round {report.round}: {report.seconds:.2f} s, {self.left:.0f} s left; {self.job}", flush=True)
         super().on_round(report)

@@ -19,14 +19,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from equipoise.core import fused_gru
 from equipoise.core.rng import torch_generator
 from equipoise.errors import InvalidParameter, require
 from equipoise.models.layers import checked_seed, positive, seeded, uniform
 
-Scan = Callable[[Tensor, Tensor, Tensor, Tensor | None], list[Tensor]]
+States = list[Tensor] | Tensor  # h_1, …, h_T, each (B, H)
+Scan = Callable[[Tensor, Tensor, Tensor, Tensor | None], States]
 
 
-def gru_scan(projected: Tensor, weight: Tensor, bias: Tensor, skip: Tensor | None = None) -> list[Tensor]:
+def gru_scan(projected: Tensor, weight: Tensor, bias: Tensor, skip: Tensor | None = None) -> States:
     """The hidden states h_1, …, h_T, each (B, H), of a gated recurrent unit (Cho et al. 2014) started at h_0 = 0.
 
     r = σ(x_r + U_r h + c_r),  z = σ(x_z + U_z h + c_z),  n = tanh(x_n + r ∘ (U_n h + c_n)),  h ← (1 − z) ∘ n + z ∘ h,
@@ -34,6 +36,8 @@ def gru_scan(projected: Tensor, weight: Tensor, bias: Tensor, skip: Tensor | Non
     where (x_r, x_z, x_n) is one step of `projected` (T, B, 3H), U is `weight` (3H, H) and c is `bias` (3H,). Where `skip`
     (T, B, 1) is true, the state stays as it was.
     """
+    if skip is None and fused_gru.is_worth_it(projected):
+        return fused_gru.gru_states(projected, weight, bias)
     size = weight.shape[1]
     gates, candidates = torch.split(projected, [2 * size, size], dim=-1)
     gate_bias, candidate_bias = torch.split(bias, [2 * size, size])
@@ -105,18 +109,19 @@ class _Recurrent(nn.Module):
         return f"{self.inputs}, {self.hidden}, layers={self.layers}, gates={self.cell.gates}"
 
     def forward(self, inputs: Tensor, skip: Tensor | None) -> Tensor:
-        states: list[Tensor] = []
+        below, states = inputs, None
         for layer in range(self.layers):
             weight, recurrent, bias, recurrent_bias = (
                 getattr(self, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
             )
-            below = torch.stack(states) if states else inputs
+            if states is not None:
+                below = states if isinstance(states, Tensor) else torch.stack(states)
             if below.is_floating_point():
                 projected = functional.linear(below, weight, bias)  # (T, B, rows)
             else:  # a matrix times a one-hot vector is one of its columns
                 projected = functional.embedding(below, weight.t()) + bias
             states = self.cell.scan(projected, recurrent, recurrent_bias, skip)
-        return states[-1]
+        return inputs if states is None else states[-1]
 
 
 class _CharModel(nn.Module):
