@@ -122,7 +122,8 @@ class Comparison:
         best_5, standard_deviation, variance, mean_by_example, gini, angle and the others of `metrics.Summary`. `percent`
         multiplies by 100; it is refused for a loss and for the error of a number. `digits` after the point are 3, or 1 for
         percent. `trivial` adds a row for the trivial answer. `baseline` names a method: a second table then has the paired
-        differences of all others from it (see `differences`).
+        differences of all others from it (see `differences`). A cell is bold if the paired 95 % intervals say that its method
+        is better than every other one; the caption says so, or why nothing is bold.
         """
         return paper_table(
             self._judged_by(split, at_least).results, markdown_table, column=column, figures=figures, percent=percent,
@@ -134,7 +135,7 @@ class Comparison:
         percent: bool = False, digits: int | None = None, trivial: bool = True, baseline: str | None = None,
         at_least: int = 0,
     ) -> str:  # fmt: skip
-        """The table as a LaTeX tabular for the package booktabs, the best of each column in bold.
+        """The table as a LaTeX tabular for the package booktabs.
 
         The options are those of `to_markdown`.
         """
