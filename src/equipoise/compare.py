@@ -14,7 +14,7 @@ from equipoise.core.words import counted
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import EquipoiseError, require
 from equipoise.privacy.observer_table import composed_words
-from equipoise.report import write_report
+from equipoise.report import export_figures, write_report
 from equipoise.report.data.over_seeds import (
     FIGURES,
     Spread,
@@ -43,7 +43,7 @@ __all__ = ["FIGURES", "Comparison", "Differences", "Spread", "compare", "figures
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """Results by method, one per seed. `summary()` is the table, `report(path)` writes the page, `save(folder)` all runs, and
-    `to_markdown()` and `to_latex()` give the table for a paper.
+    `to_markdown()`, `to_latex()` and `figures(folder)` give what a paper needs.
 
     `compare` and `train_many` give it. Source: ours.
 
@@ -219,6 +219,14 @@ class Comparison:
     def report(self, path: str | Path, *, title: str | None = None, at_least: int = 0) -> Path:
         """Write one HTML page that opens offline, under a `title`; `at_least` is that of `summary`."""
         return write_report(self._judged_by(None, at_least).all_results, path, title=title)
+
+    def figures(self, folder: str | Path, format: str | Iterable[str] = "pdf", *, at_least: int = 0) -> list[Path]:
+        """Write each figure of the report as a file for a paper; returns their paths.
+
+        `format` is "pdf", "svg" or "png", or several of these. Among the figures are histogram (the error of every client),
+        percentiles, tradeoff (tail against mean) and curves (over the rounds). `at_least` is that of `summary`.
+        """
+        return export_figures(self._judged_by(None, at_least).all_results, folder, format)
 
     def save(self, folder: str | Path) -> Path:
         """Write the folder of a study: a folder for each run, as `Result.save` writes it, and report.html.

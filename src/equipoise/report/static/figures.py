@@ -81,7 +81,7 @@ def percentiles(study: Study) -> Figure:
     """The error at each percentile of the clients: mean over seeds, and the band of the seeds."""
     figure, axes = _axes(study)
     for index, method in enumerate(study.methods):
-        draw_line(axes, series.percentiles(method).in_unit(study), method.name, index, width=2)
+        draw_line(axes, series.percentiles(method).in_unit(study), method.name, index, width=1.6)
     axes.axvline(90, color=FAINT, linewidth=1, linestyle="--")
     axes.set_xlim(0, 100)
     axes.set_xticks([0, 25, 50, 75, 90, 100])
@@ -252,11 +252,12 @@ def gains(study: Study) -> Figure | None:
     axes.axhline(0, color=FAINT, linewidth=1)
     for line in lines:
         axes.plot(
-            line.share, study.in_unit(line.change), color=colour(line.method), label=label(study.methods[line.method].name)
-        )
+            line.share, study.in_unit(line.change), color=colour(line.method), linestyle=drawing.dash(line.method),
+            label=label(study.methods[line.method].name),
+        )  # fmt: skip
     axes.set_xlim(0, 100)
     unit = " (points)" if study.scale.percent else ""
-    _finish(axes, study, "share of the clients (%), sorted", f"change of the {study.scale.noun}{unit}")
+    _finish(axes, study, "share of the clients (%), sorted", f"change against {label(study.methods[0].name, 16)}{unit}")
     return figure
 
 
