@@ -32,6 +32,7 @@ from equipoise.run_summary import missing_words
 from equipoise.runs.checked_first import refuse_unfit_methods
 from equipoise.runs.checkpoint import Checkpoints, checkpoint_of
 from equipoise.runs.health import each_notice_once
+from equipoise.runs.interrupted import note_finished
 from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build
 from equipoise.small_clients import small_clients_words
 from equipoise.subgroups import subgroup_lines
@@ -278,6 +279,10 @@ def compare(
                 except EquipoiseError as failure:
                     failure.add_note(f"This was method {name!r} with seed {seed}.")
                     failure.finished = Comparison({method: runs for method, runs in results.items() if runs})
+                    raise
+                except KeyboardInterrupt as stop:
+                    done = Comparison({method: runs for method, runs in results.items() if runs})
+                    note_finished(stop, done, len(done.all_results), len(chosen) * len(methods))
                     raise
                 results[name].append(replace(run, data_version=version))
     return Comparison(results)

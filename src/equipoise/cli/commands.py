@@ -139,7 +139,10 @@ def demo(
     """Train FedAvg and Δ-FL on clients that differ, and show who is left behind."""
     from equipoise.cli.demo import run_demo
 
-    run_demo(out, seeds=seeds, rounds=rounds, console=Console())
+    try:
+        run_demo(out, seeds=seeds, rounds=rounds, console=Console())
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt from None  # without notes, which are for those who call compare themselves
 
 
 @app.command()

@@ -28,6 +28,7 @@ from equipoise.result import Result
 from equipoise.round import grouped
 from equipoise.runs.checkpoint import Checkpoints, checkpoint_of, numbered
 from equipoise.runs.health import each_notice_once, notices, tell
+from equipoise.runs.interrupted import note_finished, noting_interrupts
 from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, build, choose_engine, refuse_swapped, set_up
 from equipoise.runs.stopping import EarlyStopping
 from equipoise.train import Watching, train_runs
@@ -153,10 +154,14 @@ def train_many(
     options |= {"evaluate_clients": evaluate_clients, "metrics": metrics, "stop": stop}
     ended: dict[int, Result | Diverged] = {}
     try:
-        with each_notice_once():
+        with each_notice_once(), noting_interrupts(watch.saving):
             train_plan(planned, watch, engine, options, ended)
     except EquipoiseError as failure:
         failure.finished = comparison_of(planned, ended)
+        raise
+    except KeyboardInterrupt as stop_asked:
+        done = comparison_of(planned, ended)
+        note_finished(stop_asked, done, len(done.all_results), len(planned))
         raise
     stop_if_any_diverged(planned, ended)
     return comparison_of(planned, ended)
