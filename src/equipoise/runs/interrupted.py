@@ -20,7 +20,7 @@ def noting_interrupts(saving: Checkpoints | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        if not hasattr(stop, "__notes__"):
+        if not vars(stop).get("__notes__"):
             stop.add_note(_NO_CHECKPOINT if saving is None else saved_words(saving))
         raise
 
