@@ -33,7 +33,7 @@ from equipoise.runs.checked_first import refuse_unfit_methods
 from equipoise.runs.checkpoint import Checkpoints, checkpoint_of
 from equipoise.runs.health import each_notice_once
 from equipoise.runs.interrupted import note_finished
-from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build
+from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build, chosen_seeds
 from equipoise.small_clients import small_clients_words
 from equipoise.subgroups import subgroup_lines
 from equipoise.train import train
@@ -256,8 +256,7 @@ def compare(
     each run a file beside it, named by method and seed (`c-FedAvg-seed0.ckpt`), so that methods and seeds may be added later.
     If a run fails, the error's `finished` is a Comparison of the runs that ended before it.
     """
-    chosen = [int(seed) for seed in (seeds if isinstance(seeds, Iterable) else range(int(seeds)))]
-    require(len(chosen) > 0 and len(set(chosen)) == len(chosen), "seeds", "must be one or more different seeds", seeds)
+    chosen = chosen_seeds(seeds)
     good = isinstance(methods, Mapping) and len(methods) > 0
     require(good, "methods", "must map names to algorithms", type(methods).__name__, 'E.g. {"FedAvg": Algorithm()}.')
     require("seed" not in options, "seed", "is called seeds here", options.get("seed"), "Write seeds=[…] or seeds=5.")

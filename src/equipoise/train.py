@@ -85,7 +85,8 @@ def train(
         raise
     if isinstance(result, Diverged):
         raise result
-    tell(notices(setting, result), stacklevel=2)
+    who = "the run" if name == "run" else f"{name!r} with seed {seed}"
+    tell(notices(setting, result, who), stacklevel=2)
     return result
 
 

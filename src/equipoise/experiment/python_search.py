@@ -35,8 +35,7 @@ from equipoise.experiment.trial_results import TrialResult, cell_text, criterion
 from equipoise.privacy.observer_table import PrivacyTable, composed_words
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.runs.health import each_notice_once
-from equipoise.runs.many import chosen_seeds
-from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build, refuse_swapped
+from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build, chosen_seeds, refuse_swapped
 from equipoise.train import train
 
 _NO_FOLDER = 'Nothing was saved. With folder="runs/tune", a search that is interrupted goes on when the call is repeated.'
