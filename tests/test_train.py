@@ -411,3 +411,24 @@ def test_a_model_that_takes_one_dict_is_told_how_it_is_called():
     data = eq.data.from_dict({name: (x, torch.tensor([0, 1] * 4)) for name in ("a", "b", "c")}, test=0)
     with pytest.raises(InvalidParameter, match="Inputs of a tuple are 2 arguments of forward, in their order"):
         eq.train(OfDict(), data, rounds=1, clients_per_round=2)
+
+
+@pytest.mark.filterwarnings("ignore:.* runs can be trained together")
+@pytest.mark.parametrize("function", ["compare", "train_many"])
+def test_an_error_of_an_own_part_names_the_run_and_leaves_what_had_ended(function):
+    class Breaks:
+        linear = False
+
+        def __call__(self, updates, weights, *, losses=None, state=None):
+            if state == 2 and updates.shape[1] > 100:  # not in the trial before the run
+                raise ZeroDivisionError("a mistake of mine")
+            return weights.to(updates.dtype) @ updates, (state or 0) + 1
+
+    data = eq.data.label_shift(train_clients=8, validation_clients=0, test_clients=2, examples=20)
+    methods = {"usual": eq.Algorithm(), "mine": eq.Algorithm(aggregator=Breaks())}
+    model, usual = eq.models.Softmax(20, 10), {"rounds": 4, "clients_per_round": 4, "seeds": 1}
+    given = (methods, model, data) if function == "compare" else (model, data, methods)
+    with pytest.raises(ZeroDivisionError, match="a mistake of mine") as caught:
+        getattr(eq, function)(*given, **usual)
+    assert list(caught.value.finished.results) == ["usual"]
+    assert "This was method 'mine' with seed 0." in caught.value.__notes__

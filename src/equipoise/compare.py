@@ -12,7 +12,7 @@ from torch import nn
 from equipoise.algorithm import Algorithm
 from equipoise.core.words import counted
 from equipoise.data.federated_data import FederatedData
-from equipoise.errors import EquipoiseError, require
+from equipoise.errors import require
 from equipoise.privacy.observer_table import composed_words
 from equipoise.report import export_figures, write_report
 from equipoise.report.data.over_seeds import (
@@ -254,7 +254,7 @@ def compare(
 
     All methods are checked with the model and the data before the first round of the first one. `checkpoint="c.ckpt"` gives
     each run a file beside it, named by method and seed (`c-FedAvg-seed0.ckpt`), so that methods and seeds may be added later.
-    If a run fails, the error's `finished` is a Comparison of the runs that ended before it.
+    If a run fails, the attribute `finished` of the error, whatever raised it, is a Comparison of the runs that ended before.
     """
     chosen = chosen_seeds(seeds)
     good = isinstance(methods, Mapping) and len(methods) > 0
@@ -275,9 +275,9 @@ def compare(
                 file = None if saving is None else checkpoint_of(saving, name, algorithm, seed)
                 try:
                     run = train(start, seeded, algorithm, seed=seed, name=name, checkpoint=file, **options)
-                except EquipoiseError as failure:
+                except Exception as failure:  # also of a part of the user's own
                     failure.add_note(f"This was method {name!r} with seed {seed}.")
-                    failure.finished = Comparison({method: runs for method, runs in results.items() if runs})
+                    vars(failure)["finished"] = Comparison({method: runs for method, runs in results.items() if runs})
                     raise
                 except KeyboardInterrupt as stop:
                     done = Comparison({method: runs for method, runs in results.items() if runs})

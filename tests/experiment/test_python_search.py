@@ -169,3 +169,5 @@ def test_data_that_the_criterion_cannot_judge_are_refused():
     own = eq.Algorithm(personal=eq.personal.Finetuning())
     with pytest.raises(ConfigError, match="the closest fit would win"):
         eq.tune(lambda lr: own, {"lr": [0.1]}, net, DATA, criterion="train_loss", **USUAL)
+    with pytest.raises(InvalidParameter, match=r"Write tune\(algorithm, space, model, data, …\)"):
+        eq.tune(by_rate, {"lr": [0.1]}, DATA, net, **USUAL)

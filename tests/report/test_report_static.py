@@ -1,6 +1,7 @@
 """The figures for papers."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 from report_cases import FIGURES, OF_SEVERAL, federated, softmax
@@ -94,3 +95,19 @@ def test_lines_of_28_methods_differ_in_colour_or_dashes():
 
     assert len({(colour(index), dash(index)) for index in range(28)}) == 28
     assert dash(0) != dash(1)  # the second is seen where it lies on the first
+
+
+def test_long_names_that_differ_in_their_middle_differ_in_figures_too(run, tmp_path):
+    from equipoise.report.palette import distinct_names
+
+    names = [f"method number {i} with a rather long name of its own" for i in range(1, 10)]
+    short = distinct_names(names)
+    assert len(set(short)) == 9
+    assert all(text.startswith(f"…{i} with") and len(text) <= 28 for i, text in enumerate(short, start=1))
+    one_word = ["x" * 20 + str(i) + "y" * 20 for i in (1, 2)]
+    assert [text[:3] for text in distinct_names(one_word)] == ["1: ", "2: "]
+    assert distinct_names(["FedAvg", "Δ-FL 0.5"]) == ["FedAvg", "Δ-FL 0.5"]
+    written = export_figures([replace(run, name=name) for name in names[:2]], tmp_path, "svg")
+    drawn = next(path for path in written if path.stem == "percentiles").read_text()
+    assert "…1 with" in drawn
+    assert "…2 with" in drawn

@@ -49,7 +49,7 @@ def export_figures(
 
     kinds = chosen_formats(formats)
     require_matplotlib()
-    study = Study.of(results)
+    study = static.with_short_names(Study.of(results))
     figures = {name: figure for name, draw in static.FIGURE_MAKERS.items() if (figure := draw(study)) is not None}
     return [
         write_atomically(Path(folder) / f"{name}.{kind}", static.render(figure, kind, dpi=300))
@@ -84,7 +84,7 @@ def histogram_picture(results: Sequence[RunRecord], path: str | Path) -> Path:
     if kind not in (".png", ".svg"):
         raise InvalidParameter("path", "must end in .png or .svg", str(path))
     require_matplotlib()
-    figure = static.histogram(Study.of(results), width=8.0, least_height=10 / 3)
+    figure = static.histogram(static.with_short_names(Study.of(results)), width=8.0, least_height=10 / 3)
     return write_atomically(target, static.render(figure, kind[1:], dpi=150))
 
 

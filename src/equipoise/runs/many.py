@@ -21,7 +21,7 @@ from equipoise.core.equality import same_but_for_training, same_part
 from equipoise.core.per_example_losses import PerExample
 from equipoise.core.task import Task
 from equipoise.data.federated_data import FederatedData
-from equipoise.errors import Diverged, EquipoiseError, EquipoiseNotice, ObserverFailed, require
+from equipoise.errors import Diverged, EquipoiseNotice, ObserverFailed, require
 from equipoise.report.text.phrases import listed
 from equipoise.result import Result
 from equipoise.round import grouped
@@ -85,7 +85,7 @@ class SeededRun:
         """Within it, an error says which run it was."""
         try:
             yield
-        except EquipoiseError as failure:
+        except Exception as failure:  # also of a part of the user's own
             failure.add_note(f"This was {self}.")
             raise
 
@@ -165,8 +165,8 @@ def train_many(
     try:
         with each_notice_once(), noting_interrupts(watch.saving):
             train_plan(planned, watch, engine, options, ended)
-    except EquipoiseError as failure:
-        failure.finished = comparison_of(planned, ended)
+    except Exception as failure:
+        vars(failure)["finished"] = comparison_of(planned, ended)
         raise
     except KeyboardInterrupt as stop_asked:
         done = comparison_of(planned, ended)

@@ -271,7 +271,8 @@ def with_adapters_for(algorithm: Algorithm, model: nn.Module) -> nn.Module:
 def refuse_swapped(model: object, data: object, function: str) -> None:
     """Refuse a call in which model and data have changed places."""
     if isinstance(model, FederatedData) or isinstance(data, nn.Module):
-        fix = f"Write {function}(model, data, …)."
+        before = "algorithm, space, " if function == "tune" else ""
+        fix = f"Write {function}({before}model, data, …)."
         raise InvalidParameter("model", "comes first and the data second", type(model).__name__, fix)
 
 
