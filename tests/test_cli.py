@@ -299,6 +299,11 @@ def test_a_study_from_file_to_report(tmp_path):
     assert (tmp_path / "page.html").exists()
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".svg", ".png"}
     assert r"$\Delta$-FL 0.5 & " in (tmp_path / "table.tex").read_text()
+    vector = call("report", "runs/study", "--out", "page.html", "--figures", "vector", "--format", "pdf")
+    assert vector.exit_code == 0, vector.output
+    assert {path.suffix for path in (tmp_path / "vector").iterdir()} == {".pdf"}
+    assert "format must be one or more of pdf, svg, png" in refused("report", "runs/study", "--figures", "x", "--format", "gif")
+    assert "Add --figures DIR." in refused("report", "runs/study", "--format", "pdf")
     large = call("report", "runs/study", "--out", "large.html", "--table", "large.md", "--at-least", "10")
     assert large.exit_code == 0, large.output
     assert re.search(r"over \d+ unseen test clients with 10 examples or more", (tmp_path / "large.md").read_text())

@@ -198,16 +198,16 @@ def test_standard_output_on_a_full_disk_is_named(monkeypatch, capsys):
 
 def test_a_search_whose_study_has_no_room_names_its_file(tmp_path):
     optuna = pytest.importorskip("optuna")
-    from equipoise.experiment import tune
+    from equipoise.experiment import optuna_trials
 
     class Trials:
-        out, search = tmp_path, None
+        identity = None
 
     def full(*_):
         raise optuna.exceptions.StorageInternalError("An exception is raised during the commit.") from OSError("disk is full")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tune, "open_study", lambda *_: None)
-        patch.setattr(tune, "ask_and_tell", full)
+        patch.setattr(optuna_trials, "open_study", lambda *_: None)
+        patch.setattr(optuna_trials, "ask_and_tell", full)
         with pytest.raises(NotWritten, match=r"study\.db could not be written: disk is full"):
-            tune.search_by_optuna(optuna, Trials())
+            optuna_trials.search_by_optuna(optuna, Trials(), tmp_path / "study.db")

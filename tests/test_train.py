@@ -377,3 +377,58 @@ def test_notices_point_at_the_line_of_the_call(train, words, ragged):
         train(softmax(), data, rounds=2, clients_per_round=8, progress=False)
     assert any(words in str(notice.message) for notice in said)
     assert {notice.filename for notice in said} == {__file__}
+
+
+@pytest.mark.parametrize("seeds", ["x", 2.5, 0, [0, 0], [0.5], None])
+def test_seeds_of_a_comparison_are_different_whole_numbers(seeds):
+    data = eq.data.label_shift(train_clients=4, validation_clients=0, test_clients=2, examples=10)
+    with pytest.raises(InvalidParameter, match="seeds must be one or more different whole numbers, or how many"):
+        eq.compare({"a": eq.Algorithm()}, eq.models.Softmax(20, 10), data, rounds=1, clients_per_round=2, seeds=seeds)
+
+
+def test_the_notice_on_a_run_that_diverges_names_method_and_seed():
+    data = eq.data.label_shift(train_clients=8, validation_clients=0, test_clients=2, examples=20)
+    methods = {"usual": eq.Algorithm(), "too fast": eq.Algorithm(solver=eq.solvers.SGD(lr=1e5))}
+    with pytest.warns(EquipoiseNotice, match="'too fast' with seed 4 diverged") as told:
+        eq.compare(methods, eq.models.Softmax(20, 10), data, rounds=4, clients_per_round=4, seeds=[4])
+    assert not any("usual" in str(each.message) for each in told)
+
+
+def test_a_model_that_takes_one_dict_is_told_how_it_is_called():
+    class OfDict(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.linear(x["age"])
+
+    x = {"age": torch.randn(8, 3), "city": torch.randn(8, 1)}
+    data = eq.data.from_dict({name: (x, torch.tensor([0, 1] * 4)) for name in ("a", "b", "c")}, test=0)
+    with pytest.raises(InvalidParameter, match=r"keyword arguments: def forward\(self, age, city\)"):
+        eq.train(OfDict(), data, rounds=1, clients_per_round=2)
+    x = (torch.randn(8, 3), torch.randn(8, 1))
+    data = eq.data.from_dict({name: (x, torch.tensor([0, 1] * 4)) for name in ("a", "b", "c")}, test=0)
+    with pytest.raises(InvalidParameter, match="Inputs of a tuple are 2 arguments of forward, in their order"):
+        eq.train(OfDict(), data, rounds=1, clients_per_round=2)
+
+
+@pytest.mark.filterwarnings("ignore:.* runs can be trained together")
+@pytest.mark.parametrize("function", ["compare", "train_many"])
+def test_an_error_of_an_own_part_names_the_run_and_leaves_what_had_ended(function):
+    class Breaks:
+        linear = False
+
+        def __call__(self, updates, weights, *, losses=None, state=None):
+            if state == 2 and updates.shape[1] > 100:  # not in the trial before the run
+                raise ZeroDivisionError("a mistake of mine")
+            return weights.to(updates.dtype) @ updates, (state or 0) + 1
+
+    data = eq.data.label_shift(train_clients=8, validation_clients=0, test_clients=2, examples=20)
+    methods = {"usual": eq.Algorithm(), "mine": eq.Algorithm(aggregator=Breaks())}
+    model, usual = eq.models.Softmax(20, 10), {"rounds": 4, "clients_per_round": 4, "seeds": 1}
+    given = (methods, model, data) if function == "compare" else (model, data, methods)
+    with pytest.raises(ZeroDivisionError, match="a mistake of mine") as caught:
+        getattr(eq, function)(*given, **usual)
+    assert list(caught.value.finished.results) == ["usual"]
+    assert "This was method 'mine' with seed 0." in caught.value.__notes__

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from equipoise.compare import Comparison, compare
     from equipoise.data import ClientSet, FederatedData
     from equipoise.evaluate import EvaluatedModel, evaluate
+    from equipoise.experiment.python_search import Tuning, tune
     from equipoise.explain import explain
     from equipoise.result import Result
     from equipoise.runs.checkpoint import Checkpoints
@@ -62,6 +63,7 @@ __all__ = [
     "Family",
     "FederatedData",
     "Result",
+    "Tuning",
     "aggregators",
     "attacks",
     "averaging",
@@ -88,6 +90,7 @@ __all__ = [
     "train",
     "train_family",
     "train_many",
+    "tune",
 ]
 
 _HOMES = {  # of the names that are no modules
@@ -101,8 +104,10 @@ _HOMES = {  # of the names that are no modules
     "Family": "runs.family",
     "FederatedData": "data",
     "Result": "result",
+    "Tuning": "experiment.python_search",
     "train_family": "runs.family",
     "train_many": "runs.many",
+    "tune": "experiment.python_search",
 }
 
 

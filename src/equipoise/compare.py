@@ -12,9 +12,9 @@ from torch import nn
 from equipoise.algorithm import Algorithm
 from equipoise.core.words import counted
 from equipoise.data.federated_data import FederatedData
-from equipoise.errors import EquipoiseError, require
+from equipoise.errors import require
 from equipoise.privacy.observer_table import composed_words
-from equipoise.report import write_report
+from equipoise.report import export_figures, write_report
 from equipoise.report.data.over_seeds import (
     FIGURES,
     Spread,
@@ -32,7 +32,8 @@ from equipoise.run_summary import missing_words
 from equipoise.runs.checked_first import refuse_unfit_methods
 from equipoise.runs.checkpoint import Checkpoints, checkpoint_of
 from equipoise.runs.health import each_notice_once
-from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build
+from equipoise.runs.interrupted import note_finished
+from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build, chosen_seeds
 from equipoise.small_clients import small_clients_words
 from equipoise.subgroups import subgroup_lines
 from equipoise.train import train
@@ -43,7 +44,7 @@ __all__ = ["FIGURES", "Comparison", "Differences", "Spread", "compare", "figures
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """Results by method, one per seed. `summary()` is the table, `report(path)` writes the page, `save(folder)` all runs, and
-    `to_markdown()` and `to_latex()` give the table for a paper.
+    `to_markdown()`, `to_latex()` and `figures(folder)` give what a paper needs.
 
     `compare` and `train_many` give it. Source: ours.
 
@@ -122,7 +123,8 @@ class Comparison:
         best_5, standard_deviation, variance, mean_by_example, gini, angle and the others of `metrics.Summary`. `percent`
         multiplies by 100; it is refused for a loss and for the error of a number. `digits` after the point are 3, or 1 for
         percent. `trivial` adds a row for the trivial answer. `baseline` names a method: a second table then has the paired
-        differences of all others from it (see `differences`).
+        differences of all others from it (see `differences`). A cell is bold if the paired 95 % intervals say that its method
+        is better than every other one; the caption says so, or why nothing is bold.
         """
         return paper_table(
             self._judged_by(split, at_least).results, markdown_table, column=column, figures=figures, percent=percent,
@@ -134,7 +136,7 @@ class Comparison:
         percent: bool = False, digits: int | None = None, trivial: bool = True, baseline: str | None = None,
         at_least: int = 0,
     ) -> str:  # fmt: skip
-        """The table as a LaTeX tabular for the package booktabs, the best of each column in bold.
+        """The table as a LaTeX tabular for the package booktabs.
 
         The options are those of `to_markdown`.
         """
@@ -219,6 +221,14 @@ class Comparison:
         """Write one HTML page that opens offline, under a `title`; `at_least` is that of `summary`."""
         return write_report(self._judged_by(None, at_least).all_results, path, title=title)
 
+    def figures(self, folder: str | Path, format: str | Iterable[str] = "pdf", *, at_least: int = 0) -> list[Path]:
+        """Write each figure of the report as a file for a paper; returns their paths.
+
+        `format` is "pdf", "svg" or "png", or several of these. Among the figures are histogram (the error of every client),
+        percentiles, tradeoff (tail against mean) and curves (over the rounds). `at_least` is that of `summary`.
+        """
+        return export_figures(self._judged_by(None, at_least).all_results, folder, format)
+
     def save(self, folder: str | Path) -> Path:
         """Write the folder of a study: a folder for each run, as `Result.save` writes it, and report.html.
 
@@ -244,10 +254,9 @@ def compare(
 
     All methods are checked with the model and the data before the first round of the first one. `checkpoint="c.ckpt"` gives
     each run a file beside it, named by method and seed (`c-FedAvg-seed0.ckpt`), so that methods and seeds may be added later.
-    If a run fails, the error's `finished` is a Comparison of the runs that ended before it.
+    If a run fails, the attribute `finished` of the error, whatever raised it, is a Comparison of the runs that ended before.
     """
-    chosen = [int(seed) for seed in (seeds if isinstance(seeds, Iterable) else range(int(seeds)))]
-    require(len(chosen) > 0 and len(set(chosen)) == len(chosen), "seeds", "must be one or more different seeds", seeds)
+    chosen = chosen_seeds(seeds)
     good = isinstance(methods, Mapping) and len(methods) > 0
     require(good, "methods", "must map names to algorithms", type(methods).__name__, 'E.g. {"FedAvg": Algorithm()}.')
     require("seed" not in options, "seed", "is called seeds here", options.get("seed"), "Write seeds=[…] or seeds=5.")
@@ -266,9 +275,13 @@ def compare(
                 file = None if saving is None else checkpoint_of(saving, name, algorithm, seed)
                 try:
                     run = train(start, seeded, algorithm, seed=seed, name=name, checkpoint=file, **options)
-                except EquipoiseError as failure:
+                except Exception as failure:  # also of a part of the user's own
                     failure.add_note(f"This was method {name!r} with seed {seed}.")
-                    failure.finished = Comparison({method: runs for method, runs in results.items() if runs})
+                    vars(failure)["finished"] = Comparison({method: runs for method, runs in results.items() if runs})
+                    raise
+                except KeyboardInterrupt as stop:
+                    done = Comparison({method: runs for method, runs in results.items() if runs})
+                    note_finished(stop, done, len(done.all_results), len(chosen) * len(methods))
                     raise
                 results[name].append(replace(run, data_version=version))
     return Comparison(results)

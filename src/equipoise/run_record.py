@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -15,7 +15,7 @@ from equipoise.core.error_names import error_words
 from equipoise.core.words import counted
 from equipoise.metrics import summarise
 from equipoise.observers import History
-from equipoise.report import write_report
+from equipoise.report import export_figures, write_report
 from equipoise.run_summary import RunSummary
 from equipoise.small_clients import small_clients_words, without_small_clients
 from equipoise.subgroups import Subgroup, subgroup_lines
@@ -127,3 +127,10 @@ class RunRecord:
     def report(self, path: str | Path, *, title: str | None = None, at_least: int = 0) -> Path:
         """Write one HTML page that opens offline, under a `title`; `at_least` is that of `summary`."""
         return write_report([self.judged_by(at_least=at_least)], path, title=title)
+
+    def figures(self, folder: str | Path, format: str | Iterable[str] = "pdf", *, at_least: int = 0) -> list[Path]:
+        """Write each figure of the report as a file for a paper ("pdf", "svg" or "png", or several); returns their paths.
+
+        `at_least` is that of `summary`.
+        """
+        return export_figures([self.judged_by(at_least=at_least)], folder, format)

@@ -23,6 +23,7 @@ from equipoise.runs.drivers import choose_driver
 from equipoise.runs.health import notices, stop_if_lost, tell
 from equipoise.runs.identity import run_key
 from equipoise.runs.input_scales import cause_of_divergence
+from equipoise.runs.interrupted import noting_interrupts
 from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, set_up
 from equipoise.runs.stopping import EarlyStopping, Stopped, StopState
 from equipoise.types import Observer, ServerState
@@ -72,18 +73,20 @@ def train(
     `equipoise privacy ledger` adds them up.
     """
     watch = Watching(evaluate_every, observers, progress, checkpoint, ledger)
-    setting = set_up(
-        model, data, algorithm or Algorithm(), rounds=rounds, clients_per_round=clients_per_round, seed=seed, loss=loss,
-        error=error, engine=engine, evaluate_clients=evaluate_clients, metrics=metrics, stop=stop, name=name,
-    )  # fmt: skip
     try:
-        (result,) = train_runs([setting], watch, name)
+        with noting_interrupts(watch.saving):
+            setting = set_up(
+                model, data, algorithm or Algorithm(), rounds=rounds, clients_per_round=clients_per_round, seed=seed, loss=loss,
+                error=error, engine=engine, evaluate_clients=evaluate_clients, metrics=metrics, stop=stop, name=name,
+            )  # fmt: skip
+            (result,) = train_runs([setting], watch, name)
     except ObserverFailed as failure:
         failure.finished = failure.finished and failure.finished[0]
         raise
     if isinstance(result, Diverged):
         raise result
-    tell(notices(setting, result), stacklevel=2)
+    who = "the run" if name == "run" else f"{name!r} with seed {seed}"
+    tell(notices(setting, result, who), stacklevel=2)
     return result
 
 
@@ -218,7 +221,7 @@ def train_runs(
     progress bar is called `title`.
     """
     saving = watch.saving
-    with saving.held() if saving is not None else nullcontext():
+    with noting_interrupts(saving), saving.held() if saving is not None else nullcontext():
         return _train_alone(settings, watch, title, saving, stop_at_failure)
 
 

@@ -1,6 +1,7 @@
 """Paired differences over seeds: golden numbers by hand, and where tables and pages show them."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,10 +9,10 @@ import torch
 from report_cases import Page
 
 import equipoise as eq
-from equipoise.cli.listing import difference_lines, subgroups_below, validation_table
+from equipoise.cli.listing import comparison_table, difference_lines, subgroups_below, validation_table
 from equipoise.compare import Comparison
 from equipoise.errors import InvalidParameter
-from equipoise.report.data.paired import PairedDifference, paired, signed_text, student_quantile
+from equipoise.report.data.paired import PairedDifference, paired, separated_methods, signed_text, student_quantile
 
 # The largest error of six clients is their 90th percentile.
 FEDAVG = [[0.1, 0.2, 0.3, 0.4, 0.5, top] for top in (0.50, 0.60, 0.70)]
@@ -122,6 +123,71 @@ def test_tables_for_papers_have_them_below_and_latex_the_best_in_bold(trained):
     assert r"method & mean & verdict & 90th percentile & verdict \\" in latex
     assert latex.splitlines()[-3].endswith(r"3/3 & lower \\")
     assert "Paired" not in made.to_markdown()
+
+
+BOLD = "Bold: better than every other method; the 95 % intervals of the paired differences do not contain 0."
+
+
+def bold_cells(source):
+    """Method and figure of the bold cells of the page's table of numbers."""
+    table = source.split('id="table-numbers"')[1].split("</table>")[0]
+    rows = [row for row in table.split("<tr>") if 'class="best"' in row]
+    return [
+        (re.search(r"</span>([^<]*)</th>", row)[1], key) for row in rows for key in re.findall(r'"best" data-key="(\w+)', row)
+    ]
+
+
+def test_bold_is_what_paired_intervals_separate_from_all_others(trained, tmp_path):
+    # Means: tail is below FedAvg by 0.0233, 0.025, 0.0267; the 90th percentile by 0.04, 0.05, 0.06. t(2) · s/√3 is far less.
+    two = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL})
+    figures = ["mean", "percentile_90"]
+    text = two.to_markdown(figures=figures, percent=True)
+    assert BOLD in text
+    assert "| tail | **32.5 ± 1.5** | **55.0 ± 9.0** |" in text
+    assert "| FedAvg | 35.0 ± 1.7 | 60.0 ± 10.0 |" in text
+    page = Page(two.report(tmp_path / "two.html"))
+    assert {("tail", "mean"), ("tail", "percentile_90")} <= set(bold_cells(page.source))
+    assert "FedAvg" not in dict(bold_cells(page.source))
+    assert BOLD in page.source.replace("\u00a0", " ")
+    styles = {
+        cell.style for column in comparison_table(two.all_results).columns for cell in column._cells if hasattr(cell, "style")
+    }
+    assert "bold green" in styles
+
+    # "noise" has the lowest mean, but tail is not told from it: nothing is bold, although tail differs from FedAvg.
+    three = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL, "noise": NOISE})
+    text = three.to_latex(figures=figures)
+    assert "textbf" not in text
+    assert "Nothing is bold: no 95 % intervals of paired differences separate one method from every other." in text
+    assert "**" not in three.to_markdown(figures=figures)
+    page = Page(three.report(tmp_path / "three.html"))
+    assert not {key for _, key in bold_cells(page.source)} & set(figures)
+
+
+def test_with_too_few_seeds_nothing_is_bold_and_the_table_says_so(trained, tmp_path):
+    for seeds, words in ((1, "with one seed"), (2, "with 2 seeds")):
+        few = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL}, seeds=seeds)
+        said = f"Nothing is bold: {words}, methods cannot be told apart; that takes 3 or more."
+        assert said in few.to_markdown()
+        assert said in few.to_latex()
+        assert "**" not in few.to_markdown()
+        assert "textbf" not in few.to_latex()
+        page = Page(few.report(tmp_path / "few.html"))
+        assert said in page.source.replace("\u00a0", " ")
+        assert 'class="best"' not in page.source
+        table = comparison_table(few.all_results)
+        assert said in str(table.caption)
+        assert not any("bold" in str(getattr(cell, "style", "")) for column in table.columns for cell in column._cells)
+    assert "bold" not in made_of(trained, {"FedAvg": FEDAVG}).to_markdown()  # one method
+
+
+def test_where_more_is_better_the_higher_is_bold():
+    low, high = {0: 0.1, 1: 0.21, 2: 0.3}, {0: 0.2, 1: 0.3, 2: 0.41}
+    assert separated_methods({"low": low, "high": high}, higher=True) == {"high"}
+    assert separated_methods({"low": low, "high": high, "again": high}, higher=True) == {"high", "again"}
+    assert separated_methods({"low": low, "again": low}) == frozenset()
+    assert separated_methods({"low": low, "other seeds": {5: 0.9, 6: 0.8, 7: 0.7}}) == frozenset()
+    assert separated_methods({"low": low, "lost": {0: math.nan, 1: math.nan, 2: math.nan}}) == frozenset()
 
 
 def test_what_does_not_exist_is_refused(trained):

@@ -190,3 +190,51 @@ def test_risks_with_a_step_of_their_own_do_not_mix(risk):
     with pytest.raises(IncompatibleParts, match="server's step"):
         Mixture((0.5, eq.risk.Mean()), (0.5, risk))
     Mixture((0.5, eq.risk.Mean()), (0.5, Tilted(1.0)))
+
+
+# ---------------------------------------------------------- with a server optimiser (docs/methods.md, q-fair learning)
+
+
+def steps_of(server, rounds, q=2.0):
+    """The parameters of a q-fair run after some rounds."""
+    import equipoise as eq
+
+    data = eq.data.label_shift(train_clients=6, validation_clients=0, test_clients=2, examples=20)
+    algorithm = eq.Algorithm(risk=QFair(q), server=server)
+    given = {"rounds": rounds, "clients_per_round": 3, "engine": "loop"}
+    return eq.train(eq.models.Softmax(data.features, data.classes), data, algorithm, **given).params.double()
+
+
+def test_the_server_optimiser_gets_the_mean_update_times_the_dynamic_step():
+    from equipoise.server_opt import SGD, Momentum
+
+    start, one, two = (steps_of(SGD(1.0), rounds) for rounds in (0, 1, 2))
+    torch.testing.assert_close(steps_of(SGD(0.5), 1), start + 0.5 * (one - start))  # γ s Δ
+    torch.testing.assert_close(steps_of(Momentum(1.0, 0.9), 1), one)  # v = s Δ in the first round
+    # In the second round both begin at the same model, and v has 0.9 of the first step besides.
+    torch.testing.assert_close(steps_of(Momentum(1.0, 0.9), 2), two + 0.9 * (one - start), rtol=1e-5, atol=1e-6)
+    assert float((one - start).norm()) < float((steps_of(SGD(1.0), 1, q=0.0) - start).norm())  # the price is shorter steps
+
+
+def test_adam_on_the_server_cancels_a_factor_that_is_the_same_in_all_rounds():
+    from equipoise.server_opt import Adam
+
+    server, params = Adam(lr=0.1, epsilon=1e-12), torch.zeros(3, dtype=torch.float64)
+    totals = torch.tensor([[1.0, -2.0, 0.5], [0.3, 0.4, -0.1]], dtype=torch.float64)
+
+    def moved(factor):
+        place, state = params, server.begin(params)
+        for total in totals:
+            place, state = server.step(place, factor * total, state)
+        return place
+
+    torch.testing.assert_close(moved(0.01), moved(1.0), rtol=1e-8, atol=0)
+
+
+def test_the_dynamic_step_by_hand_is_a_factor_of_the_mean_update():
+    # q = 1 and α = ½ give π = (1, 3)/4; s = 1/(0.25 (1 + 2/(0.1·1)) + 0.75 (1 + 0.5/(0.1·3))).
+    losses, alpha = torch.tensor([1.0, 3.0], dtype=torch.float64), torch.tensor([0.5, 0.5], dtype=torch.float64)
+    norms = torch.tensor([2.0, 0.5], dtype=torch.float64)
+    step = QFair(1.0).server_step(losses=losses, base_weights=alpha, weight_sum=alpha.sum(), sq_norms=norms, lr=0.1)
+    assert step == pytest.approx(1 / (0.25 * 21 + 0.75 * (1 + 5 / 3)))
+    assert step == pytest.approx(1 / 7.25)

@@ -139,7 +139,10 @@ def demo(
     """Train FedAvg and Δ-FL on clients that differ, and show who is left behind."""
     from equipoise.cli.demo import run_demo
 
-    run_demo(out, seeds=seeds, rounds=rounds, console=Console())
+    try:
+        run_demo(out, seeds=seeds, rounds=rounds, console=Console())
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt from None  # without notes, which are for those who call compare themselves
 
 
 @app.command()
@@ -290,7 +293,10 @@ def tune(
 def report(
     folders: Annotated[list[Path], Argument(metavar="DIR…", help="Folders of finished runs, or of studies.")],
     out: Annotated[Path, Option(help="The page to write.")] = Path("report.html"),
-    figures: Annotated[Path | None, Option(metavar="DIR", help="Also write each figure as SVG and PNG here.")] = None,
+    figures: Annotated[Path | None, Option(metavar="DIR", help="Also write each figure as a file here.")] = None,
+    formats: Annotated[
+        list[str] | None, Option("--format", help="Of the figures: pdf, svg or png; repeat for several. Default: svg, png.")
+    ] = None,
     table: Annotated[Path | None, Option(metavar="FILE", help="Also write the table: .md or .tex (booktabs).")] = None,
     title: Annotated[str | None, Option(help="The title of the page.")] = None,
     at_least: AtLeast = 0,
@@ -299,8 +305,11 @@ def report(
     """Write one page about runs beside each other; it opens offline. A page of an earlier report is renewed."""
     from equipoise.experiment.family_records import family_knob
     from equipoise.experiment.folder import finished_runs, read_records
-    from equipoise.report import export_figures, write_report, write_table
+    from equipoise.report import chosen_formats, export_figures, write_report, write_table
 
+    kinds = chosen_formats(formats or ("svg", "png"))
+    if formats and figures is None:
+        raise ConfigError("--format is of the figures, which --figures DIR writes. Add --figures DIR.")
     refuse_taken_file(out, "--out", overwrite=overwrite, pages=True)
     refuse_taken_file(table, "--table", overwrite=overwrite)
     console = Console()
@@ -309,7 +318,7 @@ def report(
     knob = family_knob(folders[0], records) if len(folders) == 1 else None
     _print_files(console, [write_report(records, out, knob=knob, title=title)])
     if figures is not None:
-        _print_files(console, export_figures(records, figures))
+        _print_files(console, export_figures(records, figures, kinds))
     if table is not None:
         _print_files(console, [write_table(records, table)])
 

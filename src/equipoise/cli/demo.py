@@ -29,6 +29,7 @@ from equipoise.core.files import write_atomically
 from equipoise.engines.simulator.workers import one_thread
 from equipoise.observers import Run
 from equipoise.report.data.over_seeds import FIGURES
+from equipoise.report.data.paired import bold_words, figures_by_seed, separated_methods
 from equipoise.types import Observer, RoundReport
 
 ROUNDS = 100
@@ -120,7 +121,7 @@ def _percent(value: float) -> str:
 
 
 def result_table(comparison: Comparison) -> Table:
-    """A table of the figures of the test error, ± standard deviation over seeds, with the lowest of each column in bold."""
+    """A table of the figures of the test error, ± standard deviation over seeds, with what seeds separate in bold."""
     who = comparison.all_results[0].summary()
     seeds = len(next(iter(comparison.results.values())))
     over = f", ± standard deviation over {seeds} seeds" if seeds > 1 else ", one seed"
@@ -129,9 +130,11 @@ def result_table(comparison: Comparison) -> Table:
     for title in FIGURES.values():
         table.add_column(title, justify="right")
     rows = comparison.table()
-    lowest = {key: min(row[key].mean for row in rows.values()) for key in FIGURES}
+    values = figures_by_seed(comparison.results)
+    bold = {key: separated_methods(values[key]) for key in FIGURES}
+    table.caption, table.caption_justify = bold_words(any(bold.values()), values["mean"]), "left"
     for method, row in rows.items():
-        styles = {key: "bold green" if row[key].mean == lowest[key] else "" for key in FIGURES}
+        styles = {key: "bold green" if method in bold[key] else "" for key in FIGURES}
         table.add_row(method, *(Text(spread_text(row[key], seeds, 100, 1), style=styles[key]) for key in FIGURES))
     return table
 

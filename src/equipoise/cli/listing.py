@@ -78,8 +78,9 @@ def validation_table(records: Sequence[RunRecord]) -> list[Table]:
 
 
 def comparison_table(records: Sequence[RunRecord]) -> Table:
-    """A table of methods: figures of the error ± over seeds, clients trained per round and seconds; the lowest in bold."""
+    """A table of methods: figures of the error ± over seeds, clients trained per round and seconds; the better in bold."""
     from equipoise.report.data.over_seeds import FIGURES, figures_of, in_percent, intervals_of, split_words, trivial_name
+    from equipoise.report.data.paired import bold_words, figures_by_seed, separated_methods
     from equipoise.report.text.phrases import INTERVAL, SHARED, capital, remarks
     from equipoise.small_clients import FEW_EXAMPLES, small_clients_words
 
@@ -94,11 +95,13 @@ def comparison_table(records: Sequence[RunRecord]) -> Table:
     split = f" ({said})" if (said := split_words(records)) else ""
     title = f"{noun} over {first.who}, mean ± standard deviation over seeds{split}"
     table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.caption = Text(remark) if remark else None
+    values = figures_by_seed(by_name)
+    bold = {key: separated_methods(values[key]) for key in FIGURES}
+    below = f"{bold_words(any(bold.values()), values['mean'])} {remark}".strip()
+    table.caption = Text(below) if below else None
     table.add_column("method", no_wrap=True)
     for heading in ("seeds", "mean", "90th pct.", "worst 10 %", "std. dev.", "trained", "seconds"):
         table.add_column(heading, justify="right", no_wrap=True)
-    lowest = {key: min(row[key].mean for row in rows.values()) for key in FIGURES}
 
     def add_intervals(name: str, column: str) -> None:
         if found := intervals_of(by_name[name], column):
@@ -107,7 +110,7 @@ def comparison_table(records: Sequence[RunRecord]) -> Table:
 
     for name, row in rows.items():
         seeds = len(by_name[name])
-        best = {key: "bold green" if row[key].mean == lowest[key] and len(rows) > 1 else "" for key in FIGURES}
+        best = {key: "bold green" if name in bold[key] else "" for key in FIGURES}
         cells = [Text(spread_text(row[key], seeds, factor, digits), style=best[key]) for key in FIGURES]
         table.add_row(Text(name), str(seeds), *cells, f"{row['trained'].mean:.1f}", f"{row['seconds'].mean:.1f}")
         add_intervals(name, "error")

@@ -221,6 +221,10 @@ def _run_user_code(task: Task, what: str, data: FederatedData, run: Callable[[],
         reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
         pixels = what == "model" and isinstance(x, Tensor) and not x.is_floating_point()
         hint = " If the inputs are pixels, give the data scale=1/255." if pixels else ""
+        if what == "model" and isinstance(x, dict):
+            hint = f" Inputs of a dict are keyword arguments: def forward(self, {', '.join(map(str, x))})."
+        elif what == "model" and isinstance(x, tuple):
+            hint = f" Inputs of a tuple are {len(x)} arguments of forward, in their order."
         name = type(task.module).__name__ if what == "model" else getattr(task.scorer, what)
         raise InvalidParameter(what, rule, name, f"It said: {reason}.{hint}") from failure
 

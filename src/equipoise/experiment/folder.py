@@ -154,6 +154,8 @@ def _run(
         else:
             write_family(result, folder, report=report)
     except (EquipoiseError, KeyboardInterrupt, OSError) as failure:
+        if isinstance(failure, KeyboardInterrupt):
+            vars(failure).pop("__notes__", None)  # of `train`, for calls in Python; a folder is resumed in another way
         if folder.rounds.exists() and not folder.finished:  # else nothing was begun: the run that has ended stays as it is
             failure.add_note(f"What was logged is in {folder.rounds}.")
             log_stop(folder, "Stopped by Ctrl-C." if isinstance(failure, KeyboardInterrupt) else str(failure))

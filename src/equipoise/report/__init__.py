@@ -5,19 +5,19 @@ plotly is imported to write the page, matplotlib to draw the files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.core.files import write_atomically
-from equipoise.errors import InvalidParameter, require
+from equipoise.errors import ConfigError, InvalidParameter, require
 
 if TYPE_CHECKING:
     from equipoise.run_record import RunRecord
 
 __all__ = ["export_figures", "histogram_picture", "write_report", "write_table"]
 
-FORMATS = ("svg", "png")
+FORMATS = ("pdf", "svg", "png")
 
 
 def write_report(
@@ -36,24 +36,42 @@ def write_report(
     return write_atomically(Path(path), page(Study.of(results), knob, title).encode())
 
 
-def export_figures(results: Sequence[RunRecord], folder: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+def export_figures(
+    results: Sequence[RunRecord], folder: str | Path, formats: str | Iterable[str] = ("svg", "png")
+) -> list[Path]:
     """Write every figure of the report for a paper: histogram.svg, histogram.png, percentiles.svg and so on.
 
-    Figures that the results have nothing for (the trade-off of a single method) are left out.
+    `formats` are some of pdf (fonts embedded, as TrueType), svg and png (300 dpi). Figures that the results have nothing for
+    (the trade-off of a single method) are left out.
     """
     from equipoise.report.data.results_by_method import Study
     from equipoise.report.static import figures as static
 
-    kinds = [formats] if isinstance(formats, str) else list(dict.fromkeys(formats))
-    good = len(kinds) > 0 and set(kinds) <= set(FORMATS)
-    require(good, "formats", "must be one or more of svg, png", formats)
-    study = Study.of(results)
+    kinds = chosen_formats(formats)
+    require_matplotlib()
+    study = static.with_short_names(Study.of(results))
     figures = {name: figure for name, draw in static.FIGURE_MAKERS.items() if (figure := draw(study)) is not None}
     return [
         write_atomically(Path(folder) / f"{name}.{kind}", static.render(figure, kind, dpi=300))
         for name, figure in figures.items()
         for kind in kinds
     ]
+
+
+def chosen_formats(formats: str | Iterable[str]) -> list[str]:
+    """The formats of figures as a list; others than `FORMATS` are refused."""
+    kinds = [formats] if isinstance(formats, str) else list(dict.fromkeys(formats)) if isinstance(formats, Iterable) else []
+    good = len(kinds) > 0 and all(kind in FORMATS for kind in kinds)
+    require(good, "format", f"must be one or more of {', '.join(FORMATS)}", formats)
+    return kinds
+
+
+def require_matplotlib() -> None:
+    """Refuse to draw where matplotlib is not installed, with how to get it."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as failure:
+        raise ConfigError("Figures need matplotlib, which is not installed: pip install matplotlib.") from failure
 
 
 def histogram_picture(results: Sequence[RunRecord], path: str | Path) -> Path:
@@ -65,7 +83,8 @@ def histogram_picture(results: Sequence[RunRecord], path: str | Path) -> Path:
     kind = target.suffix.lower()
     if kind not in (".png", ".svg"):
         raise InvalidParameter("path", "must end in .png or .svg", str(path))
-    figure = static.histogram(Study.of(results), width=8.0, least_height=10 / 3)
+    require_matplotlib()
+    figure = static.histogram(static.with_short_names(Study.of(results)), width=8.0, least_height=10 / 3)
     return write_atomically(target, static.render(figure, kind[1:], dpi=150))
 
 

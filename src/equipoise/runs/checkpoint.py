@@ -129,6 +129,7 @@ class Checkpoints(Observer):
         self._identities: Sequence[dict[str, str]] = ()
         self._began = self._saved = time.monotonic()
         self._cost = 0.0  # seconds that the last one took
+        self.saved_round: int | None = None  # of the checkpoint in the file, once it was read or written
 
     @property
     def rows(self) -> Path:
@@ -169,7 +170,7 @@ class Checkpoints(Observer):
             notes |= dict.fromkeys(refuse_other_run(self.path, run.identity, identity))
             if run.state.round > setting.rounds:
                 raise CheckpointError(f"{self.path} is already at round {run.state.round}, beyond rounds = {setting.rounds}.")
-        reached = max(run.state.round for run in saved.runs)
+        reached = self.saved_round = max(run.state.round for run in saved.runs)
         about = f"Going on from round {reached} of {settings[0].rounds}, as {self.path} has it."
         warnings.warn(EquipoiseNotice(" ".join([about, *notes])), stacklevel=5)
         self._began -= saved.seconds
@@ -203,6 +204,7 @@ class Checkpoints(Observer):
                 rows.on_saved(state)
             self._saved = time.monotonic()
             self._cost = self._saved - now
+            self.saved_round = reached
 
     def on_failure(self, failure: BaseException) -> None:
         """The run ended with an error: a full disk says how to go on."""

@@ -18,17 +18,27 @@ from torch import nn
 from equipoise.algorithm import Algorithm
 from equipoise.compare import Comparison
 from equipoise.core.equality import same_but_for_training, same_part
-from equipoise.core.numbers import plain_values
 from equipoise.core.per_example_losses import PerExample
 from equipoise.core.task import Task
 from equipoise.data.federated_data import FederatedData
-from equipoise.errors import Diverged, EquipoiseError, EquipoiseNotice, ObserverFailed, is_integer, require
+from equipoise.errors import Diverged, EquipoiseNotice, ObserverFailed, require
 from equipoise.report.text.phrases import listed
 from equipoise.result import Result
 from equipoise.round import grouped
 from equipoise.runs.checkpoint import Checkpoints, checkpoint_of, numbered
 from equipoise.runs.health import each_notice_once, notices, tell
-from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, build, choose_engine, refuse_swapped, set_up
+from equipoise.runs.interrupted import note_finished, noting_interrupts
+from equipoise.runs.setup import (
+    DataOrMaker,
+    EngineChoice,
+    ModelOrMaker,
+    Setting,
+    build,
+    choose_engine,
+    chosen_seeds,
+    refuse_swapped,
+    set_up,
+)
 from equipoise.runs.stopping import EarlyStopping
 from equipoise.train import Watching, train_runs
 from equipoise.types import Engine, Observer
@@ -75,7 +85,7 @@ class SeededRun:
         """Within it, an error says which run it was."""
         try:
             yield
-        except EquipoiseError as failure:
+        except Exception as failure:  # also of a part of the user's own
             failure.add_note(f"This was {self}.")
             raise
 
@@ -153,10 +163,14 @@ def train_many(
     options |= {"evaluate_clients": evaluate_clients, "metrics": metrics, "stop": stop}
     ended: dict[int, Result | Diverged] = {}
     try:
-        with each_notice_once():
+        with each_notice_once(), noting_interrupts(watch.saving):
             train_plan(planned, watch, engine, options, ended)
-    except EquipoiseError as failure:
-        failure.finished = comparison_of(planned, ended)
+    except Exception as failure:
+        vars(failure)["finished"] = comparison_of(planned, ended)
+        raise
+    except KeyboardInterrupt as stop_asked:
+        done = comparison_of(planned, ended)
+        note_finished(stop_asked, done, len(done.all_results), len(planned))
         raise
     stop_if_any_diverged(planned, ended)
     return comparison_of(planned, ended)
@@ -230,15 +244,6 @@ def named_algorithms(algorithms: Algorithm | Mapping[str, Algorithm] | None) -> 
     for algorithm in named.values():
         require(isinstance(algorithm, Algorithm), "algorithms", rule, algorithm, "Write Algorithm(risk=…).")
     return named
-
-
-def chosen_seeds(seeds: object) -> list[int]:
-    """Different seeds as a list; a number n means 0 … n − 1."""
-    plain = plain_values(seeds)
-    numbers = list(range(plain)) if is_integer(plain) else list(plain) if isinstance(plain, Iterable) else []
-    good = len(numbers) > 0 and all(is_integer(seed) for seed in numbers) and len(set(numbers)) == len(numbers)
-    require(good, "seeds", "must be one or more different whole numbers, or how many", seeds, "E.g. seeds=5 for 0 … 4.")
-    return [int(seed) for seed in numbers]
 
 
 def plan_runs(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.client_metrics import ClientMetrics
 from equipoise.client_table import ClientTable
 from equipoise.core.abilities import engine_traits, is_part, read
+from equipoise.core.numbers import plain_values
 from equipoise.core.per_example_losses import PerExample
 from equipoise.core.signature import Signature
 from equipoise.core.task import Task
@@ -270,7 +271,8 @@ def with_adapters_for(algorithm: Algorithm, model: nn.Module) -> nn.Module:
 def refuse_swapped(model: object, data: object, function: str) -> None:
     """Refuse a call in which model and data have changed places."""
     if isinstance(model, FederatedData) or isinstance(data, nn.Module):
-        fix = f"Write {function}(model, data, …)."
+        before = "algorithm, space, " if function == "tune" else ""
+        fix = f"Write {function}({before}model, data, …)."
         raise InvalidParameter("model", "comes first and the data second", type(model).__name__, fix)
 
 
@@ -314,6 +316,15 @@ def choose_engine(engine: EngineChoice | str) -> EngineChoice:
     if chosen is None or not is_part(chosen, "start"):
         raise InvalidParameter("engine", 'must be "simulator", "loop", "ray" or an engine object', engine)
     return chosen
+
+
+def chosen_seeds(seeds: object) -> list[int]:
+    """Different seeds as a list; a number n means 0 … n − 1."""
+    plain = plain_values(seeds)
+    numbers = list(range(plain)) if is_integer(plain) else list(plain) if isinstance(plain, Iterable) else []
+    good = len(numbers) > 0 and all(is_integer(seed) for seed in numbers) and len(set(numbers)) == len(numbers)
+    require(good, "seeds", "must be one or more different whole numbers, or how many", seeds, "E.g. seeds=5 for 0 … 4.")
+    return [int(seed) for seed in numbers]
 
 
 def build(maker: object, seed: int, kind: type[T], parameter: str) -> T:

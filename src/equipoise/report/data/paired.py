@@ -7,13 +7,16 @@ that the spread of the differences, and not that of each method, says how far a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from equipoise.errors import InvalidParameter, nearest_name
 from equipoise.metrics import Interval
-from equipoise.report.data.over_seeds import Spread
+from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of
+
+if TYPE_CHECKING:
+    from equipoise.run_record import RunRecord
 
 LEAST_SEEDS = 3  # of a verdict; with two, both agree in half of all comparisons of equal methods
 CONFIDENCE = 0.95
@@ -139,6 +142,51 @@ def paired(method: str, values: Mapping[int, float], baseline: Mapping[int, floa
     """The differences of a method's figures, by seed, from those of a baseline, in the seeds that both have."""
     pairs = [(values[seed], baseline[seed]) for seed in baseline if seed in values]
     return PairedDifference(method, tuple(0.0 if _alike(after, before) else after - before for after, before in pairs))
+
+
+def figures_by_seed(methods: Mapping[str, Sequence[RunRecord]]) -> dict[str, dict[str, dict[int, float]]]:
+    """Each of `FIGURES` of the error by method and seed."""
+    each = {name: {run.seed: figures_of([run]) for run in runs} for name, runs in methods.items()}
+    return {
+        figure: {name: {seed: row[figure].mean for seed, row in rows.items()} for name, rows in each.items()}
+        for figure in FIGURES
+    }
+
+
+def separated_methods(values: Mapping[str, Mapping[int, float]], *, higher: bool = False) -> frozenset[str]:
+    """The methods that paired differences of a figure, by method and seed, tell from all others as the better ones.
+
+    Against each other method the verdict is "lower" ("higher", where more is better). Methods that are equal in every seed
+    share the place.
+
+    >>> a, b, c = {0: 0.1, 1: 0.21, 2: 0.3}, {0: 0.2, 1: 0.3, 2: 0.41}, {0: 0.3, 1: 0.2, 2: 0.3}
+    >>> sorted(separated_methods({"a": a, "b": b})), sorted(separated_methods({"a": a, "b": b, "c": c}))
+    (['a'], [])
+    """
+    better: Verdict = "higher" if higher else "lower"
+    found = set()
+    for name in values:
+        verdicts = {paired(name, values[name], values[other]).verdict for other in values if other != name}
+        if better in verdicts and verdicts <= {better, "equal"}:
+            found.add(name)
+    return frozenset(found)
+
+
+def bold_words(bold: bool, values: Mapping[str, Mapping[int, float]]) -> str:
+    """What bold cells of a table of methods mean, or why there are none; empty for one method.
+
+    >>> bold_words(False, {"a": {0: 0.1}, "b": {0: 0.2}})
+    'Nothing is bold: with one seed, methods cannot be told apart; that takes 3 or more.'
+    """
+    if len(values) < 2:
+        return ""
+    if bold:
+        return "Bold: better than every other method; the 95 % intervals of the paired differences do not contain 0."
+    shared = len(set.intersection(*(set(seeds) for seeds in values.values())))
+    if shared < LEAST_SEEDS:
+        few = {0: "no common seed", 1: "one seed"}.get(shared, f"{shared} seeds")
+        return f"Nothing is bold: with {few}, methods cannot be told apart; that takes {LEAST_SEEDS} or more."
+    return "Nothing is bold: no 95 % intervals of paired differences separate one method from every other."
 
 
 def contradiction_words(

@@ -17,7 +17,7 @@ from equipoise import metrics
 from equipoise.core.error_names import ABSOLUTE, SQUARED, ZERO_ONE, error_definition
 from equipoise.errors import InvalidParameter, require
 from equipoise.report.data.over_seeds import Spread, figures_of, in_percent, intervals_of, malicious_clients, trivial_name
-from equipoise.report.data.paired import PairedDifference, contradiction_words, paired
+from equipoise.report.data.paired import PairedDifference, contradiction_words, figures_by_seed, paired
 from equipoise.report.text.phrases import sample_words
 from equipoise.report.text.sentences import (
     JudgedClients,
@@ -224,13 +224,13 @@ class Study:
 
     def paired_differences(self, figure: str) -> list[PairedDifference]:
         """One of `FIGURES` under each method minus that under the first one, in each seed that both have."""
+        (_, before), *others = self.figures_by_seed[figure].items()
+        return [paired(name, after, before) for name, after in others]
 
-        def by_seed(method: MethodResults) -> dict[int, float]:
-            return {run.seed: figures_of([run])[figure].mean for run in method.runs}
-
-        first, *others = self.methods
-        before = by_seed(first)
-        return [paired(method.name, by_seed(method), before) for method in others]
+    @cached_property
+    def figures_by_seed(self) -> dict[str, dict[str, dict[int, float]]]:
+        """Each of `FIGURES` by method and seed."""
+        return figures_by_seed({method.name: method.runs for method in self.methods})
 
     @cached_property
     def validation(self) -> Study | None:

@@ -13,13 +13,18 @@ import numpy as np
 
 from equipoise.report.data.results_by_method import Study
 from equipoise.report.data.series import Line
-from equipoise.report.palette import colour, palette_cycle, shorten
+from equipoise.report.palette import colour, shorten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DASHES = ("-", "--", "-.", ":")
 MARKS = "osD^v"
+_METADATA = {
+    "png": ("Software",),
+    "svg": ("Date", "Creator", "Format", "Type"),
+    "pdf": ("CreationDate", "Creator", "Producer"),
+}
 _STYLE = Path(__file__).with_name("paper.mplstyle")
 
 
@@ -42,16 +47,15 @@ def new_figure(width: float, height: float) -> Figure:
 
 @style()
 def render(figure: Figure, kind: str, dpi: int = 150) -> bytes:
-    """The figure as "png" or "svg"."""
+    """The figure as "png", "svg" or "pdf", without the day and the program, so that the same results give the same bytes."""
     file = io.BytesIO()
-    metadata: dict[str, None] = {"Software": None} if kind == "png" else dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    figure.savefig(file, format=kind, dpi=dpi, metadata=metadata)
+    figure.savefig(file, format=kind, dpi=dpi, metadata=dict.fromkeys(_METADATA[kind]))
     return file.getvalue()
 
 
 def dash(index: int) -> str:
-    """The dashes of a method: solid until the colours are used up."""
-    return DASHES[palette_cycle(index) % len(DASHES)]
+    """The dashes of a method, so that lines that coincide are both seen, and are told apart in print without colours."""
+    return DASHES[index % len(DASHES)]  # 7 colours and 4 dashes: 28 different lines
 
 
 def label(name: str, most: int = 28) -> str:
@@ -116,7 +120,7 @@ def halo() -> list[Any]:
 def legend_columns(study: Study, width: float) -> int:
     """The number of columns of names that fit beside each other, at most three."""
     longest = max(len(shorten(method.name)) for method in study.methods)
-    return max(1, min(3, len(study.methods), int(10.5 * width) // (longest + 5)))
+    return max(1, min(3, len(study.methods), int(12 * width) // (longest + 6)))
 
 
 def legend_height(study: Study, width: float) -> float:
@@ -128,6 +132,6 @@ def legend(axes: Any, study: Study, width: float, *, always: bool = False) -> No
     """Draw the names of the methods above the axes, if there is more than one method (or always)."""
     if len(study.methods) > 1 or always:
         axes.figure.legend(
-            *axes.get_legend_handles_labels(), loc="outside upper left", ncols=legend_columns(study, width), handlelength=1.5,
+            *axes.get_legend_handles_labels(), loc="outside upper left", ncols=legend_columns(study, width), handlelength=2.4,
             columnspacing=1.2, labelspacing=0.3,
         )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from equipoise.report.data import series
 from equipoise.report.data.participation import participation as arrivals_of
 from equipoise.report.data.results_by_method import MethodResults, Study
-from equipoise.report.palette import FAINT, INK, colour
+from equipoise.report.palette import FAINT, INK, colour, distinct_names
 from equipoise.report.static import drawing
 from equipoise.report.static.drawing import draw_line, label, legend_height, log_axis, new_figure, render, style, value_axis
 
@@ -19,10 +20,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FIGURE_MAKERS", "curves", "gains", "histogram", "own", "participation", "percentiles", "privacy", "render", "selected",
-    "sizes", "tradeoff",
+    "sizes", "tradeoff", "with_short_names",
 ]  # fmt: skip
 
 WIDTH, HEIGHT = 4.5, 2.9  # inches: about a column of a paper, in the size of its text
+
+
+def with_short_names(study: Study) -> Study:
+    """The study with names of methods that fit a figure and differ there."""
+    names = distinct_names([method.name for method in study.methods])
+    return replace(study, methods=tuple(replace(m, name=name) for m, name in zip(study.methods, names, strict=True)))
 
 
 @style()
@@ -81,7 +88,7 @@ def percentiles(study: Study) -> Figure:
     """The error at each percentile of the clients: mean over seeds, and the band of the seeds."""
     figure, axes = _axes(study)
     for index, method in enumerate(study.methods):
-        draw_line(axes, series.percentiles(method).in_unit(study), method.name, index, width=2)
+        draw_line(axes, series.percentiles(method).in_unit(study), method.name, index, width=1.6)
     axes.axvline(90, color=FAINT, linewidth=1, linestyle="--")
     axes.set_xlim(0, 100)
     axes.set_xticks([0, 25, 50, 75, 90, 100])
@@ -252,11 +259,12 @@ def gains(study: Study) -> Figure | None:
     axes.axhline(0, color=FAINT, linewidth=1)
     for line in lines:
         axes.plot(
-            line.share, study.in_unit(line.change), color=colour(line.method), label=label(study.methods[line.method].name)
-        )
+            line.share, study.in_unit(line.change), color=colour(line.method), linestyle=drawing.dash(line.method),
+            label=label(study.methods[line.method].name),
+        )  # fmt: skip
     axes.set_xlim(0, 100)
     unit = " (points)" if study.scale.percent else ""
-    _finish(axes, study, "share of the clients (%), sorted", f"change of the {study.scale.noun}{unit}")
+    _finish(axes, study, "share of the clients (%), sorted", f"change against {label(study.methods[0].name, 16)}{unit}")
     return figure
 
 

@@ -66,9 +66,8 @@ def validation_section(study: Study) -> Iterator[str]:
     for index, method in enumerate(found.methods):
         cells = []
         for key in FIGURES:
-            mark = ' class="best"' if key == "percentile_90" and method.name == chosen else ""
             text = nonbreaking(study.scale.spread(method.figures[key], len(method.runs)))
-            cells.append(f'<td{mark} data-key="validation_{key}">{text}</td>')
+            cells.append(f'<td data-key="validation_{key}">{text}</td>')
         yield f"<tr>{header_cell(method.name, swatch(index))}{''.join(cells)}</tr>"
     yield close_table()
     yield "</section>"

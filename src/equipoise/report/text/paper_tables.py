@@ -25,10 +25,12 @@ from equipoise.report.data.paired import (
     LEAST_SEEDS,
     RULE,
     Differences,
+    bold_words,
     contradiction_words,
     difference_text,
     interval_text,
     paired,
+    separated_methods,
 )
 from equipoise.report.text.phrases import capital, listed, plural, remarks
 from equipoise.run_summary import missing_words
@@ -96,8 +98,11 @@ Cells = frozenset[tuple[int, int]]  # by row, 0 being the headings, and column
 
 
 def markdown_table(caption: str, rows: Sequence[Sequence[str]], remark: str, best: Cells = frozenset()) -> str:
-    """Rows of cells, the first one of headings, with a line above them and one below. The `best` cells are as all others."""
-    head, *body = ([markdown_text(cell) for cell in row] for row in rows)
+    """Rows of cells, the first one of headings, with a line above them and one below. The `best` cells are bold."""
+    head, *body = (
+        [f"**{markdown_text(cell)}**" if (i, j) in best else markdown_text(cell) for j, cell in enumerate(row)]
+        for i, row in enumerate(rows)
+    )
     lines = [f"| {' | '.join(row)} |" for row in (head, ["---", *["---:"] * (len(head) - 1)], *body)]
     return "\n".join([markdown_text(caption), "", *lines, *(["", markdown_text(remark)] if remark else [])])
 
@@ -155,14 +160,17 @@ def paper_table(
         return [_spread_text([each[name] for each in found], *_scale(name, percent, digits)) for name in chosen]
 
     rows = [["method", *(HEADINGS[name] for name in chosen)]]
-    rows += [[name, *cells([_figures(run, column, chosen) for run in runs])] for name, runs in methods.items()]
-    best = _best_cells(rows, chosen, higher=bool(records[0].clients.higher_is_better.get(column)))
+    each_run = {name: [_figures(run, column, chosen) for run in runs] for name, runs in methods.items()}
+    rows += [[name, *cells(figures_of_runs)] for name, figures_of_runs in each_run.items()]
+    found = {name: {run.seed: row for run, row in zip(runs, each_run[name], strict=True)} for name, runs in methods.items()}
+    best = _best_cells(found, chosen, higher=bool(records[0].clients.higher_is_better.get(column)))
     first = next(iter(methods.values()))
-    answers = [_named(found, chosen) for run in first if (found := trivial_summary(run)) is not None]
+    answers = [_named(known, chosen) for run in first if (known := trivial_summary(run)) is not None]
     if trivial and column == "error" and len(answers) == len(first):
         rows.append([trivial_name(first), *cells(answers)])
     caption, remark = _caption(methods, column, percent, note), _remark(methods, column, *_scale("mean", percent, digits))
-    text = write(f"{caption}.{' The best of a column is bold.' if best and write is latex_table else ''}", rows, remark, best)
+    first_figure = {name: {seed: row[chosen[0]] for seed, row in by_seed.items()} for name, by_seed in found.items()}
+    text = write(f"{caption}. {bold_words(bool(best), first_figure)}".rstrip(), rows, remark, best)
     if baseline is None:
         return text
     below = [["method", *(head for name in chosen for head in (HEADINGS[name], "verdict"))]]
@@ -170,8 +178,8 @@ def paper_table(
     for figure in chosen:
         factor, after = _scale(figure, percent, digits)
         for cells_of, each in zip(below[1:], differences_of(methods, baseline, figure, column), strict=True):
-            known = f" ({interval_text(each, after, factor)})" if each.seeds >= LEAST_SEEDS and not each.constant else ""
-            cells_of += [f"{difference_text(each, after, factor)}{known}, {each.lower}/{each.seeds}", each.verdict_words]
+            between = f" ({interval_text(each, after, factor)})" if each.seeds >= LEAST_SEEDS and not each.constant else ""
+            cells_of += [f"{difference_text(each, after, factor)}{between}, {each.lower}/{each.seeds}", each.verdict_words]
     seeds = min(map(len, methods.values()))
     missing = "" if seeds >= LEAST_SEEDS else f" An interval needs {LEAST_SEEDS} seeds."
     title = (
@@ -225,18 +233,19 @@ def contradictions_of(methods: Mapping[str, Sequence[RunRecord]], baseline: str)
     return contradiction_words(baseline, on_validation, on_test)
 
 
-def _best_cells(rows: Sequence[Sequence[str]], figures: Sequence[str], *, higher: bool) -> Cells:
-    """The cells with the best of each column, as written; none where all are equal, or where no direction is better."""
-    found = set()
+def _best_cells(found: Mapping[str, Mapping[int, Mapping[str, float]]], figures: Sequence[str], *, higher: bool) -> Cells:
+    """The cells that paired differences separate from all others of their column as the better ones.
+
+    `found` are the figures by method and seed. Of a correlation no direction is better.
+    """
+    places = {name: number for number, name in enumerate(found, start=1)}
+    cells = set()
     for j, figure in enumerate(figures, start=1):
-        means = [row[j].split(" ±")[0].replace("−", "-") for row in rows[1:]]
-        known = [text for text in means if text != "–"]
-        if len(set(means)) < 2 or not known or figure == "size_correlation":
-            continue
         more = higher and figure.startswith(("mean", "percentile", "worst", "best"))
-        best = (max if more else min)(known, key=float)
-        found |= {(i, j) for i, text in enumerate(means, start=1) if text == best}
-    return frozenset(found)
+        values = {name: {seed: row[figure] for seed, row in by_seed.items()} for name, by_seed in found.items()}
+        if figure != "size_correlation":
+            cells |= {(places[name], j) for name in separated_methods(values, higher=more)}
+    return frozenset(cells)
 
 
 def _are_shares(records: Sequence[RunRecord], column: str) -> bool:

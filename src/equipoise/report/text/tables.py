@@ -9,6 +9,7 @@ from itertools import chain
 
 from equipoise.metrics import Interval
 from equipoise.report.data.over_seeds import FIGURES, Spread, malicious_clients, metric_figures, split_words, trivial_name
+from equipoise.report.data.paired import bold_words, separated_methods
 from equipoise.report.data.results_by_method import Study
 from equipoise.report.palette import COLOURS
 from equipoise.report.text.captions import nonfinite_note, sample_caption, served_model, trivial_note
@@ -19,7 +20,6 @@ BACKDOOR = "backdoor_success"  # the column of the rate at which a backdoor work
 WORST_CLIENTS = 10  # rows of the tables of clients that fare worst
 REJECTED_NAMES = 5  # clients named whose updates were left out
 SHARED = "shared model"
-_LOWEST = " The lowest of a column is bold."
 
 
 def numbers_table(study: Study) -> Iterator[str]:
@@ -34,17 +34,17 @@ def numbers_table(study: Study) -> Iterator[str]:
     caption = f"{capital(study.measured)} over {study.judged}{study.judged.weighed}{unit}{seeds}.{served_model(study)}"
     caption += f" {MEANS_ONLY}" if study.judged.means else ""
     caption += sample_caption(study)
-    if len(study.methods) > 1:
-        caption += " The lowest of a column, among what clients are served, is bold." if study.personalised else _LOWEST
+    values = study.figures_by_seed
+    bold = {key: separated_methods(values[key]) for key in FIGURES}
+    caption += f" {bold_words(any(bold.values()), values['mean'])}".rstrip()
     yield '<section aria-labelledby="numbers"><h2 id="numbers">In numbers</h2>'
     yield from open_table("numbers", caption, ("method", *headers.values()))
-    lowest = {key: _lowest([study.scale.number(method.figures[key].mean) for method in study.methods]) for key in FIGURES}
     for index, method in enumerate(study.methods):
         cells = []
         for key in headers:
             spread = method.figures[key]
             text = study.scale.spread(spread, len(method.runs)) if key in FIGURES else _rounded(spread.mean)
-            mark = ' class="best"' if key in FIGURES and study.scale.number(spread.mean) == lowest[key] else ""
+            mark = ' class="best"' if key in FIGURES and method.name in bold[key] else ""
             cells.append(f'<td{mark} data-key="{key}">{nonbreaking(text)}</td>')
         yield f"<tr>{header_cell(method.name, swatch(index))}{''.join(cells)}</tr>"
         yield from _interval_row(study, method.intervals)
@@ -198,9 +198,3 @@ def nonbreaking(text: str) -> str:
 
 def _rounded(value: float) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
-
-
-def _lowest(written: list[str]) -> str | None:
-    """The lowest of the written numbers; None if all are equal, or none is a number."""
-    numbers = [text for text in written if text != "–"]
-    return min(numbers, key=float) if len(set(written)) > 1 and numbers else None

@@ -1,0 +1,91 @@
+"""The trials of a search: their criterion over seeds, and what the seeds tell apart."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from equipoise.experiment.search import CRITERIA, Criterion, Values, trial_name
+from equipoise.experiment.values import value_text
+
+if TYPE_CHECKING:
+    from equipoise.client_table import ClientTable
+    from equipoise.report.data.over_seeds import Spread
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """The criterion of a trial over seeds; None, with a message, if one of its runs failed."""
+
+    values: Values
+    criterion: Spread | None
+    message: str = ""
+    by_seed: tuple[float, ...] = ()  # the criterion of each seed, in the order of the seeds
+
+    @property
+    def value(self) -> float:
+        """The number that a search minimises; infinite for a failed trial."""
+        return self.criterion.mean if self.criterion is not None else math.inf
+
+    @classmethod
+    def of(cls, values: Values, by_seed: Sequence[float], criterion: Criterion) -> TrialResult:
+        """The result of a trial whose runs all ended."""
+        from equipoise.report.data.over_seeds import Spread
+
+        spread = Spread.of(by_seed)
+        if not math.isfinite(spread.mean):
+            return cls(values, None, f"the {CRITERIA[criterion]} is not finite.")
+        return cls(values, spread, by_seed=tuple(by_seed))
+
+
+def criterion_of(clients: ClientTable, criterion: Criterion) -> float:
+    """The criterion of a run, from its table of clients; the training loss is weighted by examples."""
+    found = clients.summaries()
+    return found["train"]["loss"].mean if criterion == "train_loss" else found["validation"]["error"].percentiles[90]
+
+
+def cell_text(value: Any) -> str:
+    """A value as a cell of a table: numbers with six digits, tables and lists as JSON."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping | list) else value_text(value)
+
+
+def spread_text(spread: Spread | None, seeds: int) -> str:
+    """The criterion with five digits, ± standard deviation over seeds; a dash for None."""
+    if spread is None:
+        return "–"
+    return f"{spread.mean:.5g}" + (f" ± {spread.deviation:.2g}" if seeds > 1 else "")
+
+
+def noise_words(results: Sequence[TrialResult], where: str = "") -> str:
+    """Which trials the seeds do not tell from the best one, by their paired differences; empty if there are none.
+
+    `where` says where seeds are set.
+    """
+    from equipoise.report.data.paired import LEAST_SEEDS, paired
+    from equipoise.report.text.phrases import listed
+
+    best, *others = [result for result in results if result.criterion is not None]
+    if not others:
+        return ""
+    name, seeds = trial_name(best.values), len(best.by_seed)
+    if seeds < LEAST_SEEDS:
+        many = "one seed does" if seeds == 1 else f"{seeds} seeds do"
+        fix = f"Set seeds = {LEAST_SEEDS} or more {where}".rstrip()
+        return f"The best, {name}, may be so by chance: {many} not tell. {fix}."
+    first = dict(enumerate(best.by_seed))
+    apart = {trial_name(result.values): paired(name, first, dict(enumerate(result.by_seed))) for result in others}
+    alike = [other for other, found in apart.items() if found.verdict != "lower"]
+    if not alike:
+        return ""
+    found = apart[alike[0]].words(alike[0], "{:.2g}".format)
+    same = apart[alike[0]].constant
+    why = "and there is no spread between seeds" if same else "and the 95 % interval of the paired differences contains 0"
+    return (
+        f"The best is within the noise of the next: {found}, {why}. The "
+        f"seeds do not tell {len(alike)} of {len(others)} other trials from the best: {listed(alike, 5)}. Take one of them for "
+        f"other reasons, or add seeds {where}".rstrip()
+        + "."
+    )
