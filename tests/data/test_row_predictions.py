@@ -172,7 +172,7 @@ def test_a_schema_remembers_how_its_file_was_read(shops):
     data = eq.data.csv("shops.csv", delimiter=";", decimal=",", missing=["?"], **options)
     assert data.schema.reading == (("delimiter", ";"), ("decimal", ","), ("missing", ("?",)))
     result = eq.train(eq.models.Tabular(data.schema), data, rounds=1, clients_per_round=4, progress=False)
-    told = data.schema.predict(result.model, NEW.assign(town=[3, 4]))  # as a CSV file has them
+    told = data.schema.predict(result.model, NEW.assign(town=["03", "04"]))  # as a CSV file has them
     for path in ("new.csv", shops / "new.csv"):  # a path is read by these options, too
         assert data.schema.predict(result.model, path).to_pandas().equals(told.reset_index(drop=True))
     result.save("saved")

@@ -11,10 +11,10 @@ from torch import nn
 
 from equipoise.core.tensor_files import read_tensor_file
 from equipoise.core.words import counted
-from equipoise.data.arrow_tables import shown_names
 from equipoise.data.csv_reading import CSV_DEFAULTS
 from equipoise.data.new_rows import read_columns, read_rows
 from equipoise.data.schema import Schema
+from equipoise.data.table_column import shown_names
 from equipoise.errors import ConfigError, notify, unknown_name
 from equipoise.experiment.config import PYTHON, RunConfig
 from equipoise.experiment.config_tables import read_toml
