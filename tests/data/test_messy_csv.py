@@ -266,3 +266,62 @@ def test_the_client_007_through_training_tables_report_and_predictions(tmp_path,
     done = CliRunner().invoke(app, ["predict", "run", "t.csv", "--keep", "shop", "--out", "out.csv"])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "out.csv").read_text().splitlines()[1].startswith('"007",')
+
+
+# ----------------------------------------------------------------------------------------------------------- odd rows and cells
+
+
+def lines_of(cells, target=("no", "yes")):
+    return [f"s{row % 6},{cells[row % len(cells)]},{row % 7},{target[row * 7 % 3 % len(target)]}" for row in range(COUNT)]
+
+
+def told_of(path, **options):
+    with pytest.warns(EquipoiseNotice) as found:
+        data = eq.data.csv(path, **BOTH, **options)
+    return data, "\n".join(str(each.message) for each in found)
+
+
+def test_a_row_of_totals_gets_a_notice(tmp_path):
+    rows = lines_of(["1.5", "2.5"])
+    path = written(tmp_path / "t.csv", "shop,a,x,y", [*rows, "Total,120,180,yes"])
+    _, said = told_of(path)
+    assert "row 60 (counted from 0; line 62 of the file) is the only row of 'Total', and the last" in said
+    assert "Delete it if it is a total" in said
+    eq.data.csv(written(tmp_path / "m.csv", "shop,a,x,y", ["Total,1,2,yes", *rows]), **BOTH)  # no notice: not the last
+
+
+def test_titles_above_the_header_and_short_lines(tmp_path):
+    path = written(tmp_path / "t.csv", "Sales of 2026\n\nshop,a,x,y", lines_of(["1.5", "2.5"]))
+    assert "line 3: Expected 1 columns, got 4: shop,a,x,y. The header has 1 column. Repair the line; titles" in message(path)
+
+
+def test_signs_for_missing_numbers_are_named_even_if_they_are_frequent(tmp_path):
+    cells = [f"{row}.5" if row % 3 == 0 else "-" if row % 3 == 1 else "n.a." for row in range(30)]
+    path = written(tmp_path / "t.csv", "shop,a,x,y", lines_of(cells))
+    _, said = told_of(path)
+    assert "Many are numbers, but row 1 (counted from 0; line 3 of the file) holds '-', and other rows 'n.a.'" in said
+    assert "missing=['-', 'n.a.']" in said
+    assert eq.data.csv(path, **BOTH, missing=["-", "n.a."]).schema.columns[0].kind == "number"
+
+
+def test_a_sign_for_a_missing_answer_gets_a_notice(tmp_path):
+    path = written(tmp_path / "t.csv", "shop,a,x,y", lines_of(["1.5", "2.5"], target=("lo", "-", "hi")))
+    data, said = told_of(path)
+    assert "the target, row 1 (counted from 0; line 3 of the file) holds '-', which is taken for a class" in said
+    assert data.schema.target.classes == ("-", "hi", "lo")
+    eq.data.csv(path, **BOTH, target_kind="classes")  # said, and quiet
+
+
+@pytest.mark.parametrize(
+    ("write", "form"), [("{} Jan 2024", "%d %b %Y"), ("{}-Jan-2024", "%d-%b-%Y"), ("{} January 2024", "%d %B %Y")]
+)
+def test_dates_with_names_of_months(write, form, tmp_path):
+    path = written(tmp_path / "t.csv", "shop,a,x,y", lines_of([write.format(day) for day in range(1, 21)]))
+    _, said = told_of(path)
+    assert f'holds {write.format(1)!r}. Give date_format="{form}"' in said
+    assert eq.data.csv(path, **BOTH, date_format=form).schema.columns[0].kind == "date"
+
+
+def test_a_column_without_a_name_is_an_index_only_if_it_is_the_first(tmp_path):
+    path = written(tmp_path / "t.csv", "shop,,x,y", lines_of(["1", "2", "3"]))
+    assert eq.data.csv(path, **BOTH).schema.columns[0].becomes == "scaled"

@@ -16,8 +16,12 @@ from equipoise.data.written_values import number_of_text, reading_advice
 from equipoise.errors import InvalidData, InvalidParameter, notify, require
 
 _NUMBER = re.compile(r"[-+−]?[$€£]?\s?(\d+|\d{1,3}([,.' ]\d{3})+)?([.,]?\d+)([eE][-+]?\d+)?\s?[%$€£]?")  # as people write it
-_DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))([ T]\d.*)?")
+_DATE = re.compile(
+    r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2})"
+    r"|\d{1,2}[- ][A-Za-z]{3,9}[- ]\d{4}|[A-Za-z]{3,9} \d{1,2}, \d{4})([ T]\d.*)?"
+)
 
+LIKE_MISSING = frozenset(("-", "--", "–", "—", "?", ".", "n.a.", "n. a.", "n.a", "k.a.", "k. a."))
 _FEW_ODD, _MANY_NUMBERS = 3, 8  # different texts that are odd beside this many different numbers
 
 
@@ -55,7 +59,8 @@ def usual_kind(column: TableColumn) -> Kind:
 def misread_text(column: TableColumn, codes: NDArray[np.int64], names: list[str], say: Callable[[str], str]) -> str:
     """What is odd about text of which nearly all cells are numbers or dates, and the cure; empty if there are few of them.
 
-    A few different texts among numbers are odd even if they are frequent. `say` writes the option that gives a column's kind.
+    A few different texts among numbers are odd even if they are frequent, and "-" even if most cells hold it. `say` writes the
+    option that gives a column's kind.
     """
     counts = np.bincount(codes[codes >= 0], minlength=len(names))
     if not names:
@@ -70,7 +75,8 @@ def misread_text(column: TableColumn, codes: NDArray[np.int64], names: list[str]
         fits = np.array([pattern.fullmatch(name.strip()) is not None for name in names])
         share = counts[fits].sum() / counts.sum()
         plain = np.array([_is_plain(name, what, column.spelling) for name in names]) & fits
-        few = share > 0.5 and (~fits).sum() <= _FEW_ODD and fits.sum() >= _MANY_NUMBERS
+        told = np.array([name.strip().lower() not in LIKE_MISSING for name in names])  # cells that say something
+        few = counts[fits].sum() > 0.5 * counts[told].sum() and (~fits).sum() <= _FEW_ODD and fits.sum() >= _MANY_NUMBERS
         if (share < 0.9 and not few) or (plain.all() and what == "number" and len(names) <= 16):
             continue
         cure = f"write {say(what)}."
@@ -88,7 +94,8 @@ def misread_text(column: TableColumn, codes: NDArray[np.int64], names: list[str]
                 found += f", and other rows {shown_names([repr(name) for name in strange[1:]])}"
             missing = f", or make it missing (missing={strange} for a CSV file)" if len(strange) <= _FEW_ODD else ""
             missing = ", or drop the row" if column.target else missing
-            nearly = f"{'Nearly all' if share >= 0.9 else 'Most'} are {what}s, but {found}. Repair it{missing}"
+            amount = "Nearly all" if share >= 0.9 else "Most" if share > 0.5 else "Many"
+            nearly = f"{amount} are {what}s, but {found}. Repair it{missing}"
             return f"{nearly}. {advice}" if advice else f"{nearly}, and {cure}"
         look = f"All look like {what}s; {found}."
         return f"{look} {advice}" if advice else f"{look} Write them as {PLAIN[what]}, and {cure}"

@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from equipoise.core.words import counted
 from equipoise.data.arrays import first_line
 from equipoise.data.csv_reading import read_by
 from equipoise.data.file_access import PathLike
@@ -169,6 +170,11 @@ def _no_csv(path: Path, encoding: str, delimiter: str, failure: Exception) -> In
     reason = re.sub(
         r"CSV parse error: Row #(\d+)", lambda found: _line_of(path, encoding, delimiter, int(found[1])), first_line(failure)
     )
+    if wanted := re.search(r"Expected (\d+) columns", reason):
+        reason += (
+            f". The header has {counted(int(wanted[1]), 'column')}. Repair the line; titles above the header and short lines"
+        )
+        reason += " below the last row must go"
     return InvalidData(f"{path}: cannot be read as CSV: {reason}.")
 
 

@@ -29,9 +29,10 @@ from equipoise.data.splits import How, tell_of_untested
 from equipoise.data.table_column import Kind, TableColumn
 from equipoise.data.table_files import parquet_files, require_column_name
 from equipoise.data.target_rule import TargetKind
-from equipoise.errors import InvalidData, InvalidParameter, require, require_integer, unknown_name
+from equipoise.errors import InvalidData, InvalidParameter, notify, require, require_integer, unknown_name
 
 PARTS = ("train", "validation", "test")
+TOTALS = frozenset(("total", "totals", "grand total", "sum", "overall", "summe", "gesamt", "gesamtsumme", "totale", "all"))
 
 
 def from_frame(
@@ -89,6 +90,7 @@ def from_frame(
     table = arrow_table(frame, name, client)
     check_names(table, name, client=client, target=target, split=split)
     owners = _owners(TableColumn.of(table, client, name))
+    _tell_of_totals(TableColumn.of(table, client, name), *owners)
     require_integer("min_examples", min_examples, 1)
     if min_examples > 1:
         table, owners = _large_clients(table, owners, min_examples, name)
@@ -174,6 +176,16 @@ def _owners(column: TableColumn) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     codes, names = client_names(column)
     order, ids = client_of_rows(names)
     return order[codes], ids
+
+
+def _tell_of_totals(column: TableColumn, which: NDArray[np.int64], ids: tuple[str, ...]) -> None:
+    """Give a notice if the last row is the only one of a client that is called Total or the like."""
+    last = which == which[-1]
+    if ids[which[-1]].strip().casefold() in TOTALS and int(last.sum()) == 1:
+        text = (
+            f"{column}, {column.place(last)} is the only row of {ids[which[-1]]!r}, and the last: is it a total of the others?"
+        )
+        notify(f"{text} It is taken for a client, and its numbers for an example. Delete it if it is a total.")
 
 
 def _large_clients(

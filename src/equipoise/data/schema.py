@@ -118,7 +118,9 @@ class Schema:
                 rules.append(ColumnRule(name, "category", "left out", note="as asked"))
                 continue
             column = TableColumn.of(table, name, source)
-            if columns is None and name not in asked and _SAVED_INDEX.fullmatch(name) and column.type_kind == "number":
+            first = bool(name) or table.column_names[0] == name  # pandas writes an index first, without a name
+            saved = first and _SAVED_INDEX.fullmatch(name) is not None and column.type_kind == "number"
+            if columns is None and name not in asked and saved:
                 text = f"{column} is taken for the index of a table that was saved with it, and left out"
                 cure = f"To use it: kinds={{{name!r}: 'number'}}. To save without it: frame.to_csv(path, index=False)."
                 notify(f"{text}. {cure}")

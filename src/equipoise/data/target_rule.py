@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.data.column_kinds import misread_text, numbers_of_kind
+from equipoise.data.column_kinds import LIKE_MISSING, misread_text, numbers_of_kind
 from equipoise.data.table_column import TableColumn, shown_names, sorted_names
 from equipoise.errors import InvalidData, notify, require
 
@@ -77,6 +77,12 @@ class TargetRule:
             if kind is None and column.is_text and (odd := misread_text(column, codes, names, "target_kind={!r}".format)):
                 text = f"{column}, the target, is read as text, of {len(names)} classes. {odd}"
                 notify(f"{text} If they are classes: target_kind='classes'.")
+            elif (
+                kind is None and column.is_text and (blank := [name for name in names if name.strip().lower() in LIKE_MISSING])
+            ):
+                found = f"{column.place(codes == names.index(blank[0]))} holds {blank[0]!r}"
+                text = f"{column}, the target, {found}, which is taken for a class"
+                notify(f"{text}. If it stands for a missing answer, drop such rows. If it is a class: target_kind='classes'.")
             named = sorted_names([names[code] for code in np.unique(codes[rows])])
             if len(named) < 2:
                 raise InvalidData(f"{column}, the target, {_always(named[0])}, or name all classes: classes=[…].")

@@ -13,6 +13,7 @@ _MOST = 1000  # texts of a column that are looked at for an advice
 _NUMBERS = ((".", ""), (",", ""), (".", ","), (",", "."), (".", "'"), (".", " "), (",", " "), (",", "'"))  # decimal, thousands
 _DAYS = (
     "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y",
+    "%d %b %Y", "%d-%b-%Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y",
 )  # fmt: skip
 _TIMES = ("", " %H:%M", " %H:%M:%S", "T%H:%M:%S")
 _SPACES = " \u00a0\u202f"  # a plain, a no-break and a narrow no-break space
