@@ -123,3 +123,14 @@ def test_the_report_of_one_seed_shows_them(tmp_path):
     page = (tmp_path / "one.html").read_text()
     assert "interval (Student, corrected for skewness)" in page
     assert '<small class="below">' in page
+
+
+def test_a_model_that_fails_when_it_is_asked_once_more_costs_no_run(monkeypatch):
+    from equipoise.runs import error_spread
+
+    def refuse(*given):
+        raise RuntimeError("asked once too often")
+
+    monkeypatch.setattr(error_spread, "_moments", refuse)
+    _, result = trained(made())
+    assert "error_deviation" not in result.clients.columns

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.core.words import counted
 from equipoise.data.arrays import first_line
 from equipoise.data.clients import prefix
 from equipoise.data.csv_files import temporal_of_text
@@ -245,7 +246,7 @@ class TableColumn:
         for sign, texts in decimal_signs(names).items():
             cells = np.isin(codes, [names.index(text) for text in texts])
             first = names[codes[int(cells.argmax())]]
-            found.append(f"a decimal {sign} in {int(cells.sum())} cells (first in {self.place(cells)}: {first!r})")
+            found.append(f"a decimal {sign} in {counted(int(cells.sum()), 'cell')} (first in {self.place(cells)}: {first!r})")
         if len(found) < 2:
             return ""
         cure = 'Write all of them with a point, or all of them with a comma and give decimal=",".'
