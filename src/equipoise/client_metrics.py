@@ -23,7 +23,7 @@ from equipoise.errors import EquipoiseError, InvalidParameter, is_number, requir
 
 TAKEN = frozenset(
     ("client", "split", "seen", "size", "loss", "error", "malicious", "method", "seed", "round", "error_90", "served_loss",
-     "served_error", "backdoor_success", "coverage", "set_size")
+     "served_error", "backdoor_success", "coverage", "set_size", "error_deviation", "error_skewness")
 )  # fmt: skip
 PREFIXES, ENDINGS = ("personal_", "shared_"), ("_90", "_worst_10")
 

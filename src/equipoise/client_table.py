@@ -26,6 +26,7 @@ from equipoise.metrics import (
     mean_interval,
     percentile_interval,
     share_interval,
+    skewed_mean_interval,
     summarise,
     summarise_metric,
 )
@@ -33,8 +34,8 @@ from equipoise.subgroups import NO_VALUE, Subgroup, subgroups_of
 from equipoise.types import Engine
 
 COLUMNS = ("client", "split", "seen", "size", "loss", "error")
-# Columns of runs under attack, of runs with personal models, and of runs whose trivial answer is known.
-OPTIONAL = ("malicious", "personal_loss", "personal_error", "trivial_error")
+# Columns of runs under attack, with personal models, with a known trivial answer, and of errors that are numbers.
+OPTIONAL = ("malicious", "personal_loss", "personal_error", "trivial_error", "error_deviation", "error_skewness")
 METRICS = "equipoise.metrics"  # the key of what a Parquet file says about its metrics
 PERSONAL = "personal_"  # before the name of a metric: of clients' own models
 NOT_EVALUATED = "not evaluated"  # stands for a client in the row of a split that nobody could be asked about
@@ -50,7 +51,9 @@ class ClientTable:
     `metrics` are further columns by name, NaN for a client without a value; `personal_metrics` are those of own models.
     Under attack `malicious` marks the attackers; summaries are over all other clients. `trivial_error` is the error of giving
     every example the same answer, `trivial_answer`: the class that is most frequent in training, or the mean of the training
-    targets. Iterating gives dictionaries, so `pandas.DataFrame(table)` works. Source: ours.
+    targets. `error_deviation` and `error_skewness` are of the errors of the shared model on a client's examples, where the
+    targets are numbers; NaN for a client with one example. Iterating gives dictionaries, so `pandas.DataFrame(table)` works.
+    Source: ours.
 
     >>> table = ClientTable(
     ...     ("anna", "ben"), ("test", "test"), torch.tensor([True, False]), torch.tensor([30, 12]),
@@ -77,6 +80,8 @@ class ClientTable:
     attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of the clients, R values each
     miss: float | None = None  # ζ of conformal sets, whose coverage and size are metrics
     trivial_error: Tensor | None = None  # (R,) float64: of one answer for all examples
+    error_deviation: Tensor | None = None  # (R,) float64: of the errors of a client's examples, where they are numbers
+    error_skewness: Tensor | None = None  # (R,) float64: of the errors of a client's examples, where they are numbers
     trivial_answer: str = ""  # "most frequent class" or "mean of the targets"
 
     @classmethod
@@ -268,12 +273,27 @@ class ClientTable:
         columns = {"loss": self.served_loss, "error": self.served_error}
         return columns | ({"shared_loss": self.loss, "shared_error": self.error} if self.has_own else {})
 
+    @property
+    def number_intervals(self) -> tuple[Tensor, Tensor] | None:
+        """Both ends (R,) of the 95 % interval of each client's mean error, by the spread of its examples' errors.
+
+        None where that is not known: errors that are no numbers, own models of clients, federations, protected runs, stores. An
+        end is NaN for a client with fewer than 20 examples. See `metrics.skewed_mean_interval`.
+        """
+        if self.error_deviation is None or self.error_skewness is None or self.has_own:
+            return None
+        low, high = skewed_mean_interval(self.error, self.error_deviation, self.error_skewness, self.size)
+        return (low.clamp(min=0.0) if bool((self.error >= 0).all()) else low), high
+
     def worst(self, count: int = 10, *, at_least: int = 0) -> WorstClients:
         """The rows of benign clients with the largest error (then loss) of the model that they are served, worst first.
 
         A client with few examples (`size`) may be here by chance alone: `at_least=30` leaves out clients with fewer examples.
-        If the error is a share of wrong examples, `error_low` and `error_high` are its 95 % interval by Clopper and Pearson. It
-        covers the choice of the client's examples, and not the seed of training. `str()` of the list is a table.
+        `error_low` and `error_high` are the 95 % interval of a client's error. It covers the choice of the client's examples,
+        taken as independent draws, and not the seed of training. If the error is a share of wrong examples, it is by Clopper
+        and Pearson. If the targets are numbers, it is by Student's t with Hall's correction for skewness, and NaN for clients
+        with fewer than 20 examples; it is not there for clients with own models, federations, protected runs and data in
+        stores. `str()` of the list is a table.
         """
         require_integer("at_least", at_least, 0)
         rows = self.benign
@@ -284,6 +304,8 @@ class ClientTable:
         order = sorted(range(len(rows)), key=pairs.__getitem__, reverse=True)[:count]
         found = WorstClients(rows.take(torch.tensor(order, dtype=torch.int64)))
         found.at_least = at_least
+        ends = None if judged else rows.number_intervals
+        found.by_spread = ends is not None
         for k, row in zip(order, found, strict=True):
             if rows.personal_error is not None:
                 row["served_error"] = errors[k]
@@ -291,6 +313,8 @@ class ClientTable:
                 size = int(rows.size[k])
                 between = share_interval(round(errors[k] * size), size)
                 row["error_low"], row["error_high"] = between.low, between.high
+            elif ends is not None:
+                row["error_low"], row["error_high"] = (float(end[k]) for end in ends)
         return found
 
     def to_parquet(self, path: str | Path, **constants: str | int) -> Path:
@@ -349,6 +373,7 @@ class WorstClients(list[dict[str, object]]):
     """Rows of clients, worst first. `str()` is a table with the interval of each client's error, where it has one."""
 
     at_least = 0  # examples of every client
+    by_spread = False  # whether intervals are by the spread of a client's errors, which are numbers
 
     def __str__(self) -> str:
         if not self:
@@ -357,12 +382,14 @@ class WorstClients(list[dict[str, object]]):
         lines = [heads]
         for row in self:
             cells = [str(row["client"]), str(row["split"]), str(row["size"]), f"{row.get('served_error', row['error']):z.3f}"]
-            lines.append(cells + ([f"{row['error_low']:.3f} to {row['error_high']:.3f}"] if "error_low" in row else []))
+            between = f"{row['error_low']:.3f} to {row['error_high']:.3f}" if "error_low" in row else ""
+            lines.append([*cells, *(["–" if "nan" in between else between] if between else [])])
         widths = [max(len(line[j]) for line in lines) for j in range(len(heads))]
         table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
         table.append("size: the client's examples in this split.")
         if "error_low" in self[0]:
-            table.append("The interval (Clopper and Pearson) covers the choice of the client's examples, and not the seed.")
+            how = "Student, corrected for skewness; from 20 examples on" if self.by_spread else "Clopper and Pearson"
+            table.append(f"The interval ({how}) covers the choice of the client's examples, and not the seed.")
         return "\n".join(table)
 
 

@@ -21,6 +21,7 @@ from equipoise.data.federated_data import FederatedData
 from equipoise.errors import EquipoiseNotice, InvalidParameter, require
 from equipoise.observers import Evaluation, History
 from equipoise.run_record import NoTraining, RunRecord
+from equipoise.runs.error_spread import with_error_spread
 from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, sample_sizes
 from equipoise.runs.setup import EngineChoice, choose_engine, refuse_swapped, try_metrics
 from equipoise.runs.trivial_answer import with_trivial_answer
@@ -72,6 +73,8 @@ def evaluate(
     try_metrics(measured, task, whole, traits, PrivacyTraits())
     params = task.read_model().to(traits.device)
     table = ClientTable.evaluate(running, params, whole, sample, measured)
+    if traits.network is None:
+        table = with_error_spread(table, task, task.module.eval(), whole, sample, traits.device)
     if isinstance(data, ClientSet):
         table = table.where("test").unseen()
     else:

@@ -1,8 +1,11 @@
 """What a trained model says about new rows: `Schema.predict`, and `equipoise predict` on the folder of a run."""
 
 import csv
+import importlib.util
 import re
+import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -172,7 +175,7 @@ def test_a_schema_remembers_how_its_file_was_read(shops):
     data = eq.data.csv("shops.csv", delimiter=";", decimal=",", missing=["?"], **options)
     assert data.schema.reading == (("delimiter", ";"), ("decimal", ","), ("missing", ("?",)))
     result = eq.train(eq.models.Tabular(data.schema), data, rounds=1, clients_per_round=4, progress=False)
-    told = data.schema.predict(result.model, NEW.assign(town=[3, 4]))  # as a CSV file has them
+    told = data.schema.predict(result.model, NEW.assign(town=["03", "04"]))  # as a CSV file has them
     for path in ("new.csv", shops / "new.csv"):  # a path is read by these options, too
         assert data.schema.predict(result.model, path).to_pandas().equals(told.reset_index(drop=True))
     result.save("saved")
@@ -271,3 +274,81 @@ def test_predictions_of_a_run_with_own_models_say_whose_they_are(shops):
     assert done.exit_code == 0, done.stderr
     said = " ".join(done.stderr.split())
     assert "These predictions are of the shared model. The run has own models of 12 clients" in said
+
+
+OWN = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self, features, hidden=5):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(features, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, 2))
+
+    def forward(self, x):
+        return self.layers(x)
+
+def make(schema):
+    return Net(len(schema.feature_names), 3)
+
+def needs(depth):
+    return None
+
+def no_module():
+    return 3
+
+def breaks():
+    raise KeyError("weights")
+"""
+
+
+@pytest.fixture
+def own_net(shops):
+    """A run of a network of the user's own, whose file is there, and its predictions for new rows."""
+    (shops / "own_net.py").write_text(OWN)
+    spec = importlib.util.spec_from_file_location("own_net", shops / "own_net.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    data = load(one_hot=30)
+    result = eq.train(module.make(data.schema), data, rounds=1, clients_per_round=4, progress=False)
+    result.save("own")
+    yield [list(row.values()) for row in data.schema.predict(result.model, NEW.assign(town=["03", "04"])).to_dict("records")]
+    sys.modules.pop("own_net", None)
+
+
+def test_a_network_of_the_users_own_predicts_new_rows(own_net):
+    reading = ["--set", "delimiter=;", "--set", 'decimal=","']
+    told = " ".join(call("predict", "own", "new.csv").stderr.split())
+    assert "with the model own_net:Net of your own. Write --model own_net:Net, or --model my_model:make" in told
+    done = call("predict", "own", "new.csv", "--model", "own_net:make", "--out", "out.csv", *reading)
+    assert done.exit_code == 0, done.stderr
+    np.testing.assert_allclose([list(row.values()) for row in rows_of("out.csv")], own_net, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("own_net:Net", "layers.0.weight has the shape (3, 24) in the file, but (5, 24) in the model"),
+        ("own_net:needs", "it needs depth, which nobody gives. Name a function of yours"),
+        ("own_net:no_module", "must make a torch.nn.Module, but made a int"),
+        ("own_net:breaks", "own_net:breaks failed: KeyError: 'weights' ("),
+        ("own_net:none", "must be a class or function of"),
+        ("nowhere:Net", "nowhere:Net was not found"),
+        ("own_net", 'must have the form "module:name"'),
+        ("os:system", "is the name of a module of Python itself"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused(model, words, own_net):
+    refused = call("predict", "own", "new.csv", "--model", model)
+    assert refused.exit_code == 2
+    assert words in " ".join(refused.stderr.split())
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_configuration_that_names_a_network_needs_no_option(own_net):
+    config = CONFIG.replace('name = "tabular"\nhidden = [4]', 'name = "own_net:Net"')
+    Path("named.toml").write_text(config.replace("[data]", "[data]\none_hot = 30", 1))
+    done = call("run", "named.toml", "--out", "named")
+    assert done.exit_code == 0, done.stderr
+    done = call("predict", "named", "new.csv", "--out", "out.csv")
+    assert done.exit_code == 0, done.stderr
+    assert len(rows_of("out.csv")) == 2

@@ -71,7 +71,9 @@ def test_clients_of_folders_are_text(tmp_path):
 
 def test_a_client_called_na(tmp_path):
     frame = FRAME.assign(c=[("DE", "NA", "ZA")[row // 20] for row in ROW])
-    with pytest.warns(EquipoiseNotice, match=r"column 'c', row 20 holds \"NA\", which is taken for a client"):
+    with pytest.warns(
+        EquipoiseNotice, match=r"column 'c', row 20 \(.*line 22 of the file\) holds \"NA\", which is taken for a client"
+    ):
         assert as_csv(tmp_path, frame).train.ids == ("DE", "NA", "ZA")
     with pytest.raises(InvalidData, match="the client, is missing in row 20"):
         as_csv(tmp_path, frame, missing=["NA"])
@@ -331,7 +333,7 @@ def test_the_cure_for_a_text_among_numbers_works(tmp_path):
 
 def test_a_text_among_the_numbers_of_the_target_gets_a_notice(tmp_path):
     frame = FRAME.assign(y=["oops" if row == 41 else f"{row / 7 % 4:.1f}" for row in ROW])
-    words = r"the target, is read as text, of .* row 41 holds 'oops'.* write target_kind='number'.* target_kind='classes'\."
+    words = r"the target, is read as text.* row 41 \(.*line 43 of the file\) holds 'oops'.*.* target_kind='classes'\."
     with pytest.warns(EquipoiseNotice, match=words):
         assert as_csv(tmp_path, frame).schema.target.kind == "classes"
     assert as_csv(tmp_path, frame, target_kind="classes").schema.target.kind == "classes"  # said, and quiet

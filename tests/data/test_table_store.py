@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.data import table_files
+from equipoise.data import csv_files, table_files
 from equipoise.errors import InvalidData, InvalidParameter
 
 pa = pytest.importorskip("pyarrow")
@@ -50,7 +50,7 @@ def assert_same(data, expected):
 @pytest.fixture
 def small_pieces(monkeypatch):
     monkeypatch.setattr(table_files, "_PIECE_ROWS", 7)
-    monkeypatch.setattr(table_files, "_BLOCK_BYTES", 200)
+    monkeypatch.setattr(csv_files, "_BLOCK_BYTES", 200)
 
 
 @pytest.mark.parametrize("memory", [0, 1e9])
@@ -97,8 +97,8 @@ def test_types_of_csv_files_come_from_all_rows(tmp_path, small_pieces):
     }
     lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
     (tmp_path / "t.csv").write_text("\n".join(lines))
-    opened = table_files.csv_files(tmp_path / "t.csv", client="who", delimiter=",", decimal=".", encoding="utf-8", missing=())
-    whole = table_files.read_csv(tmp_path / "t.csv", client="who", delimiter=",", decimal=".", encoding="utf-8", missing=())
+    opened = csv_files.csv_files(tmp_path / "t.csv", client="who", delimiter=",", decimal=".", encoding="utf-8", missing=())
+    whole = csv_files.read_csv(tmp_path / "t.csv", client="who", delimiter=",", decimal=".", encoding="utf-8", missing=())
     assert opened.read().schema.types == whole.schema.types
     assert opened.read().to_pydict() == whole.to_pydict()
     assert opened.num_rows == count

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 import equipoise as eq
-from equipoise.data.table_files import csv_files
+from equipoise.data.csv_files import csv_files
 from equipoise.errors import EquipoiseNotice, InvalidData, InvalidParameter
 
 COUNT = 60
@@ -140,7 +140,9 @@ def test_a_misspelt_name_in_kinds(tmp_path):
 def test_odd_texts_among_grouped_numbers(tmp_path):
     path = written(tmp_path, ",", ".")
     path.write_text(path.read_text().replace("1.037,25", "unknown"))
-    assert "but row 1 holds 'unknown'. Repair it, or make it missing" in message(path, decimal=",")
+    assert "but row 1 (counted from 0; line 3 of the file) holds 'unknown'. Repair it, or make it missing" in message(
+        path, decimal=","
+    )
     assert 'Give thousands="."' in message(path, decimal=",")
     data = load(path, decimal=",", thousands=".", missing=["unknown"])
     assert data.schema.columns[0].indicator

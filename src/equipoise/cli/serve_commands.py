@@ -92,6 +92,10 @@ def predict(
         Option("--set", metavar="KEY=VALUE", help="How to read the CSV file, where it differs from training, e.g. decimal=,"),
     ] = None,
     member: Annotated[str | None, Option(metavar="NAME", help="Which model of a family, e.g. tail-0.5.")] = None,
+    model: Annotated[
+        str | None,
+        Option(metavar="MODULE:NAME", help="A class or function of your own that makes the model, e.g. my_model:make."),
+    ] = None,
     keep: Annotated[
         list[str] | None,
         Option(metavar="COLUMN", help="Copy a column of ROWS, such as an id, into the output; may be given several times."),
@@ -110,7 +114,7 @@ def predict(
 
     refuse_taken_file(out, "--out", overwrite=overwrite)
     reading = override({}, settings or ())
-    table = predict_rows(folder, rows, reading=reading, member=member, keep=keep or (), trust=trust)
+    table = predict_rows(folder, rows, reading=reading, member=member, keep=keep or (), trust=trust, model=model)
     written = io.BytesIO()
     csv.write_csv(table, written)
     if out is None:

@@ -11,13 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.data.arrow_tables import PLAIN, Kind, TableColumn, shown_names
-from equipoise.data.written_values import reading_advice
+from equipoise.data.table_column import PLAIN, Kind, TableColumn, shown_names
+from equipoise.data.written_values import number_of_text, reading_advice
 from equipoise.errors import InvalidData, InvalidParameter, notify, require
 
-_NUMBER = re.compile(r"[-+]?[$€£]?\s?(\d+|\d{1,3}([,.' ]\d{3})+)?([.,]?\d+)([eE][-+]?\d+)?\s?[%$€£]?")  # as people write it
-_DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))([ T]\d.*)?")
+_NUMBER = re.compile(r"[-+−]?[$€£]?\s?(\d+|\d{1,3}([,.' ]\d{3})+)?([.,]?\d+)([eE][-+]?\d+)?\s?[%$€£]?")  # as people write it
+_DATE = re.compile(
+    r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2})"
+    r"|\d{1,2}[- ][A-Za-z]{3,9}[- ]\d{4}|[A-Za-z]{3,9} \d{1,2}, \d{4})([ T]\d.*)?"
+)
 
+LIKE_MISSING = frozenset(("-", "--", "–", "—", "?", ".", "n.a.", "n. a.", "n.a", "k.a.", "k. a."))
 _FEW_ODD, _MANY_NUMBERS = 3, 8  # different texts that are odd beside this many different numbers
 
 
@@ -55,16 +59,24 @@ def usual_kind(column: TableColumn) -> Kind:
 def misread_text(column: TableColumn, codes: NDArray[np.int64], names: list[str], say: Callable[[str], str]) -> str:
     """What is odd about text of which nearly all cells are numbers or dates, and the cure; empty if there are few of them.
 
-    A few different texts among numbers are odd even if they are frequent. `say` writes the option that gives a column's kind.
+    A few different texts among numbers are odd even if they are frequent, and "-" even if most cells hold it. `say` writes the
+    option that gives a column's kind.
     """
     counts = np.bincount(codes[codes >= 0], minlength=len(names))
     if not names:
         return ""
+    if column.zeros:
+        begins = np.array([re.match(r"\s*0\d", name) is not None for name in names])
+        first = codes[int(np.isin(codes, np.flatnonzero(begins)).argmax())]
+        held = f"{column.place(codes == first)} holds {names[first]!r}"
+        why = f"They look like numbers, but {held}, which begins with 0, as postcodes and other codes do"
+        return f"{why}. If they are numbers: {say('number')}."
     for what, pattern in (("date", _DATE), ("number", _NUMBER)):
         fits = np.array([pattern.fullmatch(name.strip()) is not None for name in names])
         share = counts[fits].sum() / counts.sum()
-        plain = np.array([_is_plain(name, what) for name in names]) & fits
-        few = share > 0.5 and (~fits).sum() <= _FEW_ODD and fits.sum() >= _MANY_NUMBERS
+        plain = np.array([_is_plain(name, what, column.spelling) for name in names]) & fits
+        told = np.array([name.strip().lower() not in LIKE_MISSING for name in names])  # cells that say something
+        few = counts[fits].sum() > 0.5 * counts[told].sum() and (~fits).sum() <= _FEW_ODD and fits.sum() >= _MANY_NUMBERS
         if (share < 0.9 and not few) or (plain.all() and what == "number" and len(names) <= 16):
             continue
         cure = f"write {say(what)}."
@@ -73,23 +85,27 @@ def misread_text(column: TableColumn, codes: NDArray[np.int64], names: list[str]
         good = [name for name, fit in zip(names, fits.tolist(), strict=True) if fit]
         advice = "" if plain[fits].all() else reading_advice(what, column.name, good, column.spelling)
         odd = int((plain if fits.all() else fits).argmin())
-        found = f"row {column.row(codes == odd)} holds {names[odd]!r}"
+        if what == "number" and fits.all() and not advice and (mixed := column.mixed_decimals(codes, names)):
+            return f"It {mixed}"
+        found = f"{column.place(codes == odd)} holds {names[odd]!r}"
         if not fits.all():
             strange = [name for name, good in zip(names, fits.tolist(), strict=True) if not good]
             if len(strange) > 1:
                 found += f", and other rows {shown_names([repr(name) for name in strange[1:]])}"
             missing = f", or make it missing (missing={strange} for a CSV file)" if len(strange) <= _FEW_ODD else ""
-            nearly = f"{'Nearly all' if share >= 0.9 else 'Most'} are {what}s, but {found}. Repair it{missing}"
+            missing = ", or drop the row" if column.target else missing
+            amount = "Nearly all" if share >= 0.9 else "Most" if share > 0.5 else "Many"
+            nearly = f"{amount} are {what}s, but {found}. Repair it{missing}"
             return f"{nearly}. {advice}" if advice else f"{nearly}, and {cure}"
         look = f"All look like {what}s; {found}."
         return f"{look} {advice}" if advice else f"{look} Write them as {PLAIN[what]}, and {cure}"
     return ""
 
 
-def _is_plain(text: str, what: str) -> bool:
-    """Whether text is a number or an ISO date that can be read as it is."""
+def _is_plain(text: str, what: str, spelling: Mapping[str, str] | None) -> bool:
+    """Whether text is an ISO date, or a number by the options of its CSV file, that can be read as it is."""
     try:
-        return bool(datetime.fromisoformat(text)) if what == "date" else bool(np.isfinite(float(text)))
+        return bool(datetime.fromisoformat(text)) if what == "date" else bool(np.isfinite(number_of_text(text, spelling)))
     except ValueError:
         return False
 
@@ -98,5 +114,5 @@ def numbers_of_kind(column: TableColumn, kind: Kind) -> NDArray[np.float64]:
     """Numbers, dates as days, or booleans as 0 and 1, (N,), NaN where they are missing; other numbers are no booleans."""
     values = column.days() if kind == "date" else column.numbers()
     if kind == "boolean" and (odd := ~np.isnan(values) & (values != 0) & (values != 1)).any():
-        raise InvalidData(f"{column}, row {column.row(odd)} holds {values[odd][0]:g}, but must be true or false, or 0 or 1.")
+        raise InvalidData(f"{column}, {column.place(odd)} holds {values[odd][0]:g}, but must be true or false, or 0 or 1.")
     return values

@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.data.arrow_tables import Kind, TableColumn, shown_names, sorted_names
 from equipoise.data.column_kinds import numbers_of_kind
+from equipoise.data.table_column import Kind, TableColumn, shown_names, sorted_names
 from equipoise.errors import InvalidData, notify, require
 
 OTHER, MISSING = 0, 1  # codes of an embedded column; its categories follow
@@ -110,7 +110,7 @@ class ColumnRule:
         with np.errstate(over="ignore"):
             scaled = ((filled - self.mean) / self.deviation if self.deviation else filled * 0).astype(np.float32)
         if (far := ~np.isfinite(scaled)).any():
-            found = f"row {column.row(far)} holds {values[far][0]:g}"
+            found = f"{column.place(far)} holds {values[far][0]:g}"
             raise InvalidData(f"{column}, {found}, too far from the mean {self.mean:g} of training. Repair it.")
         return ([scaled, gaps.astype(np.float32)] if self.indicator else [scaled]), set()
 

@@ -16,19 +16,23 @@ from numpy.typing import NDArray
 from equipoise.core.trees import select
 from equipoise.data import splits
 from equipoise.data.arrays import client_of_rows, rows_by_client
-from equipoise.data.arrow_tables import Kind, TableColumn, arrow_table, check_names
+from equipoise.data.arrow_tables import arrow_table, check_names
 from equipoise.data.clients import ClientSet, large_enough
+from equipoise.data.csv_files import read_csv
+from equipoise.data.csv_reading import kept_rows
 from equipoise.data.federated_data import FederatedData
 from equipoise.data.file_access import PathLike
 from equipoise.data.near_names import tell_of_similar
 from equipoise.data.packed_rows import offsets_of
 from equipoise.data.schema import Schema, tell_of_unseen
 from equipoise.data.splits import How, tell_of_untested
-from equipoise.data.table_files import parquet_files, read_csv, require_column_name
+from equipoise.data.table_column import Kind, TableColumn
+from equipoise.data.table_files import parquet_files, require_column_name
 from equipoise.data.target_rule import TargetKind
-from equipoise.errors import InvalidData, InvalidParameter, require, require_integer, unknown_name
+from equipoise.errors import InvalidData, InvalidParameter, notify, require, require_integer, unknown_name
 
 PARTS = ("train", "validation", "test")
+TOTALS = frozenset(("total", "totals", "grand total", "sum", "overall", "summe", "gesamt", "gesamtsumme", "totale", "all"))
 
 
 def from_frame(
@@ -69,8 +73,8 @@ def from_frame(
     `attributes` names columns that hold one value for each client, such as its region: summaries and reports then show
     subgroups by them. They are no inputs, unless `columns` names them.
 
-    `min_examples` leaves out all rows of clients that have fewer rows in the whole table. It comes before all else: messages
-    then count rows without theirs.
+    `min_examples` leaves out all rows of clients that have fewer rows in the whole table. It comes before all else. Messages
+    count rows from 0, those that are left out included, and name the line of a CSV file.
 
     Notices name what looks odd and the cure: texts in a column of numbers, whole numbers that look like identifiers of
     rows, names that look alike, categories that training did not have, clients without an example to test or validate on.
@@ -85,7 +89,8 @@ def from_frame(
     require_column_name("client", client)
     table = arrow_table(frame, name, client)
     check_names(table, name, client=client, target=target, split=split)
-    owners = _owners(TableColumn(client, table.column(client), name))
+    owners = _owners(TableColumn.of(table, client, name))
+    _tell_of_totals(TableColumn.of(table, client, name), *owners)
     require_integer("min_examples", min_examples, 1)
     if min_examples > 1:
         table, owners = _large_clients(table, owners, min_examples, name)
@@ -95,7 +100,7 @@ def from_frame(
     if split is None:
         parts = splits.split(_clients(*owners, name), split_by, validation=validation, test=test, seed=seed, name=name)
     else:
-        parts = _split_by_column(TableColumn(split, table.column(split), name), owners, split_by, (validation, test))
+        parts = _split_by_column(TableColumn.of(table, split, name), owners, split_by, (validation, test))
     if schema is None:
         schema = Schema.fit(
             table, target=target, client=client, split=split, rows=parts.train.x, columns=columns, kinds=kinds, one_hot=one_hot,
@@ -173,6 +178,16 @@ def _owners(column: TableColumn) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     return order[codes], ids
 
 
+def _tell_of_totals(column: TableColumn, which: NDArray[np.int64], ids: tuple[str, ...]) -> None:
+    """Give a notice if the last row is the only one of a client that is called Total or the like."""
+    last = which == which[-1]
+    if ids[which[-1]].strip().casefold() in TOTALS and int(last.sum()) == 1:
+        text = (
+            f"{column}, {column.place(last)} is the only row of {ids[which[-1]]!r}, and the last: is it a total of the others?"
+        )
+        notify(f"{text} It is taken for a client, and its numbers for an example. Delete it if it is a total.")
+
+
 def _large_clients(
     table: Any, owners: tuple[NDArray[np.int64], tuple[str, ...]], min_examples: int, name: str
 ) -> tuple[Any, tuple[NDArray[np.int64], tuple[str, ...]]]:
@@ -180,7 +195,7 @@ def _large_clients(
     which, ids = owners
     kept = large_enough(np.bincount(which, minlength=len(ids)).tolist(), min_examples, name)
     rows = np.isin(which, kept)
-    return table.filter(rows), (np.searchsorted(kept, which[rows]), tuple(ids[k] for k in kept))
+    return kept_rows(table, rows), (np.searchsorted(kept, which[rows]), tuple(ids[k] for k in kept))
 
 
 def client_names(column: TableColumn) -> tuple[NDArray[np.int64], list[str]]:
@@ -189,11 +204,11 @@ def client_names(column: TableColumn) -> tuple[NDArray[np.int64], list[str]]:
 
     codes, names = column.names()
     if kinds.is_floating(column.values.type) and (odd := {"inf", "-inf"} & set(names)):
-        row = column.row(np.isin(codes, [names.index(each) for each in odd]))
-        raise InvalidData(f"{column}, the client, is infinite in row {row}. Drop that row, or name its client.")
+        place = column.place(np.isin(codes, [names.index(each) for each in odd]))
+        raise InvalidData(f"{column}, the client, is infinite in {place}. Drop that row, or name its client.")
     empty = np.array([*(not text.strip() for text in names), True])[codes]
     if empty.any():
-        raise InvalidData(f"{column}, the client, is missing in row {column.row(empty)}. Drop that row, or name its client.")
+        raise InvalidData(f"{column}, the client, is missing in {column.place(empty)}. Drop that row, or name its client.")
     return codes, names
 
 
@@ -207,14 +222,15 @@ def _attributes(
     for name in names:
         check_names(table, source, attributes=name)
         require(name not in taken, "attributes", "must be other columns than client, target and split", name)
-        codes, texts = TableColumn(name, table.column(name), source).names()
+        column = TableColumn.of(table, name, source)
+        codes, texts = column.names()
         _, first = np.unique(which, return_index=True)
         if (odd := codes != codes[first][which]).any():
             row = int(odd.argmax())
             before = int(first[which[row]])
-            here, there = ([*texts, None][codes[k]] for k in (row, before))
+            here, there = (f"{[*texts, None][codes[k]]!r} in {column.places.words(k)}" for k in (row, before))
             raise InvalidData(
-                f"{source}: column {name!r}, an attribute, holds {here!r} in row {row}, but {there!r} in row {before}, "
+                f"{column}, an attribute, holds {here}, but {there}, "
                 f"and both rows are of client {ids[which[row]]!r}. An attribute has one value for each client. Repair it, or "
                 "leave it out of attributes."
             )
@@ -243,7 +259,7 @@ def _split_by_column(
     for code, text in enumerate([*names, None]):
         if text not in PARTS and (of := codes == (code if text is not None else -1)).any():
             raise InvalidData(
-                f"{column}, row {int(of.argmax())} holds {text!r}, but must hold {', '.join(PARTS)}: the part of the row."
+                f"{column}, {column.place(of)} holds {text!r}, but must hold {', '.join(PARTS)}: the part of the row."
             )
     if "train" not in names:
         raise InvalidData(f"{column} names no row 'train', so there is nothing to train on.")
@@ -262,8 +278,9 @@ def _refuse_clients_in_two_parts(
         for client, place in zip(*np.unique(which[found], return_index=True), strict=True):
             if client in first:
                 other, row = first[client]
+                one, two = column.places.words(row), column.places.words(int(found[place]))
                 raise InvalidData(
-                    f"{column}: client {ids[client]!r} is in {other} (row {row}) and in {part} (row {found[place]}). Put all "
+                    f"{column}: client {ids[client]!r} is in {other} ({one}) and in {part} ({two}). Put all "
                     'rows of a client in one part, or write split_by="examples" to test on further examples of clients.'
                 )
             first[client] = part, int(found[place])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.data.arrow_tables import TableColumn
+from equipoise.data.table_column import TableColumn
 from equipoise.errors import notify
 
 _MANY_ROWS = 50  # of a table in which whole numbers that never repeat are odd

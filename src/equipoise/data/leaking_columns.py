@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.data.arrow_tables import Kind, TableColumn
 from equipoise.data.column_kinds import numbers_of_kind
+from equipoise.data.table_column import Kind, TableColumn
 from equipoise.errors import notify
 
 _FEWEST, _MOST = 200, 20_000  # training rows that are looked at

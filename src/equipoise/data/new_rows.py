@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise.data.csv_files import read_csv
 from equipoise.data.csv_reading import CSV_DEFAULTS
 from equipoise.data.file_access import PathLike
-from equipoise.data.table_files import parquet_files, read_csv
+from equipoise.data.table_files import parquet_files
 
 if TYPE_CHECKING:
     from equipoise.data.schema import Schema

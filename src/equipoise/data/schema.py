@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,16 +17,18 @@ from torch import Tensor, nn
 
 from equipoise.core.files import write_atomically
 from equipoise.core.fingerprints import NO_PART_OF_FINGERPRINT
-from equipoise.data.arrow_tables import Kind, TableColumn, arrow_table, check_names, shown_names, sorted_names
+from equipoise.data.arrow_tables import arrow_table, check_names
 from equipoise.data.clients import prefix
 from equipoise.data.column_kinds import checked_kinds, usual_kind
 from equipoise.data.column_rule import ColumnRule
-from equipoise.data.csv_reading import reading_of, spelling_of
+from equipoise.data.csv_reading import reading_of
 from equipoise.data.file_access import PathLike
 from equipoise.data.identifiers import tell_of_identifier
+from equipoise.data.leading_zeros import as_numbers
 from equipoise.data.leaking_columns import AnswerCheck
 from equipoise.data.new_rows import read_rows
 from equipoise.data.row_predictions import predicted_columns, table_like
+from equipoise.data.table_column import Kind, TableColumn, shown_names, sorted_names
 from equipoise.data.target_rule import TargetKind, TargetRule
 from equipoise.errors import InvalidData, InvalidParameter, notify, require, require_integer
 
@@ -44,12 +46,14 @@ class Schema:
     federation, where nobody sees all data, the operator supplies a schema, for example one fitted on public data.
 
     `reading` are the options of `data.csv` by which the file of the table was read, as far as they are not the usual ones. New
-    files are read by them. Schemas that differ in nothing else are equal.
+    files are read by them. Schemas that differ in nothing else are equal. `zeros_as_text` says whether a column of a CSV file
+    with a number that begins with 0, such as 01234, is text; in schemas of earlier versions it is a number.
     """
 
     columns: tuple[ColumnRule, ...]
     target: TargetRule
     reading: tuple[tuple[str, str | tuple[str, ...]], ...] = field(default=(), compare=False, metadata=NO_PART_OF_FINGERPRINT)
+    zeros_as_text: bool = field(default=False, compare=False, metadata=NO_PART_OF_FINGERPRINT)
 
     def __post_init__(self) -> None:
         names = [*(rule.name for rule in self.columns), self.target.name]
@@ -103,7 +107,7 @@ class Schema:
         constant: dict[str, str] = {}
         odd: list[InvalidData] = []
         answer, check, refused = None, None, None
-        answers = TableColumn(target, table.column(target), source, spelling=spelling_of(table))
+        answers = TableColumn.of(table, target, source, target=True)
         try:
             answer = TargetRule.fit(answers, training, target_kind, classes)
             check = AnswerCheck.of(answers, answer.kind, training)
@@ -113,8 +117,10 @@ class Schema:
             if asked.get(name) == "left out":
                 rules.append(ColumnRule(name, "category", "left out", note="as asked"))
                 continue
-            column = TableColumn(name, table.column(name), source, spelling=spelling_of(table))
-            if columns is None and name not in asked and _SAVED_INDEX.fullmatch(name) and column.type_kind == "number":
+            column = TableColumn.of(table, name, source)
+            first = bool(name) or table.column_names[0] == name  # pandas writes an index first, without a name
+            saved = first and _SAVED_INDEX.fullmatch(name) is not None and column.type_kind == "number"
+            if columns is None and name not in asked and saved:
                 text = f"{column} is taken for the index of a table that was saved with it, and left out"
                 cure = f"To use it: kinds={{{name!r}: 'number'}}. To save without it: frame.to_csv(path, index=False)."
                 notify(f"{text}. {cure}")
@@ -137,7 +143,7 @@ class Schema:
         _refuse_all([*odd, *([] if refused is None else [refused])], source)
         if answer is None or all(rule.becomes == "left out" for rule in rules):
             raise InvalidData(f"{source}: no column is left as an input; those that are there are left out or constant.")
-        return cls(tuple(rules), answer, reading_of(table))
+        return cls(tuple(rules), answer, reading_of(table), zeros_as_text=True)
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -209,7 +215,8 @@ class Schema:
                 f"{source}: column {name!r} of the schema is missing; the table has {shown_names(table.column_names)}. Add it "
                 "(it may be empty), or fit another schema."
             )
-        return TableColumn(name, table.column(name), source, first, spelling_of(table), known=True)
+        column = TableColumn.of(table, name, source, first=first, known=True, target=name == self.target.name)
+        return replace(column, values=as_numbers(column.values)) if column.zeros and not self.zeros_as_text else column
 
     def describe(self) -> str:
         """A table of the columns: what becomes of each, and by which numbers of the training clients."""
@@ -220,7 +227,8 @@ class Schema:
 
     def to_json(self) -> str:
         """The schema as JSON."""
-        content = {name: value for name, value in asdict(self).items() if name != "reading" or value}  # a later key
+        later = "reading", "zeros_as_text"  # keys that earlier versions do not know, left away where they say nothing
+        content = {name: value for name, value in asdict(self).items() if name not in later or value}
         return json.dumps({"format": FORMAT, **content}, indent=1, ensure_ascii=False, allow_nan=False)
 
     @classmethod

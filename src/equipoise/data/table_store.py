@@ -11,15 +11,18 @@ import torch
 from numpy.typing import NDArray
 
 from equipoise.core.trees import select
-from equipoise.data.arrow_tables import Kind, TableColumn, check_names
+from equipoise.data.arrow_tables import check_names
 from equipoise.data.client_batches import batches_of_stream
 from equipoise.data.clients import ClientSet
+from equipoise.data.csv_files import csv_files, read_csv
+from equipoise.data.csv_reading import places_of
 from equipoise.data.file_access import PathLike
 from equipoise.data.frames import PARTS, client_names, from_frame, given_schema
 from equipoise.data.schema import Schema, tell_of_unseen
 from equipoise.data.splits import draw_clients
 from equipoise.data.store_writer import write_store, write_streams
-from equipoise.data.table_files import CSV_NAMES, TableFiles, csv_files, parquet_files, read_csv
+from equipoise.data.table_column import Kind, TableColumn
+from equipoise.data.table_files import CSV_NAMES, TableFiles, parquet_files
 from equipoise.data.target_rule import TargetKind
 from equipoise.errors import InvalidData, InvalidParameter
 
@@ -120,7 +123,9 @@ def _clients_in_order(table: TableFiles, client: str, name: str) -> ClientSet:
     starts: list[int] = []
     rows = 0
     for batch in table.batches([client]):
-        codes, names = client_names(TableColumn(client, pa.chunked_array([batch.column(0)]), name, rows))
+        codes, names = client_names(
+            TableColumn(client, pa.chunked_array([batch.column(0)]), name, rows, places=places_of(table))
+        )
         for place in np.flatnonzero(np.diff(codes, prepend=-1)).tolist():
             if not ids or names[codes[place]] != ids[-1]:
                 ids.append(names[codes[place]])
@@ -129,11 +134,12 @@ def _clients_in_order(table: TableFiles, client: str, name: str) -> ClientSet:
     if not ids:
         raise InvalidData(f"{name}: the table has no row; there is no example.")
     found: dict[str, int] = {}
+    places = places_of(table)
     if (again := next((k for k, each in enumerate(ids) if found.setdefault(each, k) != k), None)) is not None:
         raise InvalidParameter(
             "source", "must have the rows of each client together, since it is read in pieces", name,
-            f"Client {ids[again]!r} comes again in row {starts[again]}. Sort the table by {client!r} first (in DuckDB: "
-            f"COPY (FROM 'in.parquet' ORDER BY {client}) TO 'out.parquet'), or give memory=… bytes to read it whole.",
+            f"Client {ids[again]!r} comes again in {places.words(starts[again])}. Sort the table by {client!r} first (in "
+            f"DuckDB: COPY (FROM 'in.parquet' ORDER BY {client}) TO 'out.parquet'), or give memory=… bytes to read it whole.",
         )  # fmt: skip
     offsets = torch.tensor([*starts, rows])
     return ClientSet.trusted(x=torch.empty(0), y=torch.empty(0), offsets=offsets, ids=tuple(ids), source=name)
@@ -156,7 +162,7 @@ def _triples(
         through = int(np.searchsorted(ends, last, side="right"))  # clients whose last row is there
         if through == done:
             continue
-        rows, piece = int(ends[through - 1]) - first, pa.Table.from_batches(held)
+        rows, piece = int(ends[through - 1]) - first, pa.Table.from_batches(held).replace_schema_metadata(table.metadata)
         if chosen[done:through].any():
             whole = piece.slice(0, rows)
             (x, new), y = schema.inputs_of(whole, name, first), schema.targets(whole, name, first)

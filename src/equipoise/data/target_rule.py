@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.data.arrow_tables import TableColumn, shown_names, sorted_names
-from equipoise.data.column_kinds import misread_text, numbers_of_kind
+from equipoise.data.column_kinds import LIKE_MISSING, misread_text, numbers_of_kind
+from equipoise.data.table_column import TableColumn, shown_names, sorted_names
 from equipoise.errors import InvalidData, notify, require
 
 _WHICH_KIND = 'Is it a number to predict, or a class? Write target_kind="number" or target_kind="classes".'
@@ -77,6 +77,12 @@ class TargetRule:
             if kind is None and column.is_text and (odd := misread_text(column, codes, names, "target_kind={!r}".format)):
                 text = f"{column}, the target, is read as text, of {len(names)} classes. {odd}"
                 notify(f"{text} If they are classes: target_kind='classes'.")
+            elif (
+                kind is None and column.is_text and (blank := [name for name in names if name.strip().lower() in LIKE_MISSING])
+            ):
+                found = f"{column.place(codes == names.index(blank[0]))} holds {blank[0]!r}"
+                text = f"{column}, the target, {found}, which is taken for a class"
+                notify(f"{text}. If it stands for a missing answer, drop such rows. If it is a class: target_kind='classes'.")
             named = sorted_names([names[code] for code in np.unique(codes[rows])])
             if len(named) < 2:
                 raise InvalidData(f"{column}, the target, {_always(named[0])}, or name all classes: classes=[…].")
@@ -102,7 +108,7 @@ class TargetRule:
                 if kinds.is_integer(column.values.type):
                     cure += ' If it is a number to predict, write target_kind="number".'
                 raise InvalidData(
-                    f"{column}, row {column.row(codes == code)} holds the class {name!r}, which is none of those of "
+                    f"{column}, {column.place(codes == code)} holds the class {name!r}, which is none of those of "
                     f"training ({shown_names(self.classes)}).{cure}"
                 )
         return torch.from_numpy(np.array([place[name] for name in names], dtype=np.int64)[codes])
@@ -119,7 +125,7 @@ def _target_numbers(column: TableColumn) -> NDArray[np.float64]:
     values = numbers_of_kind(column, "date" if column.type_kind == "date" else "number")
     _refuse_missing(column, np.isnan(values))
     if (large := np.abs(values) > np.finfo(np.float32).max).any():
-        found = f"row {column.row(large)} holds {values[large][0]:g}"
+        found = f"{column.place(large)} holds {values[large][0]:g}"
         raise InvalidData(f"{column}, the target, {found}, which is too large. Repair or scale it.")
     return values
 
@@ -131,7 +137,7 @@ def _refuse_missing(column: TableColumn, missing: NDArray[Any]) -> None:
         blank = column.is_text and not column.values.null_count
         how = f"frame[frame[{column.name!r}].str.strip() != '']" if blank else f"frame.dropna(subset=[{column.name!r}])"
         raise InvalidData(
-            f"{column}, the target, is missing in row {column.row(missing)}{more}: {how} in pandas, or in the file."
+            f"{column}, the target, is missing in {column.place(missing)}{more}: {how} in pandas, or in the file."
         )
 
 

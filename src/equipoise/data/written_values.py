@@ -1,10 +1,10 @@
-"""How people write numbers and dates in files, 2.980,44 or 25.09.2024: which options read them, and columns read by these."""
+"""How people write numbers and dates in files, 2.980,44 or 25.09.2024: which options read them, and what is read by these."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from equipoise.errors import require
@@ -13,9 +13,12 @@ _MOST = 1000  # texts of a column that are looked at for an advice
 _NUMBERS = ((".", ""), (",", ""), (".", ","), (",", "."), (".", "'"), (".", " "), (",", " "), (",", "'"))  # decimal, thousands
 _DAYS = (
     "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d", "%d.%m.%y", "%d/%m/%y", "%m/%d/%y",
+    "%d %b %Y", "%d-%b-%Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y",
 )  # fmt: skip
 _TIMES = ("", " %H:%M", " %H:%M:%S", "T%H:%M:%S")
 _SPACES = " \u00a0\u202f"  # a plain, a no-break and a narrow no-break space
+_MINUS = "\u2212"  # the minus sign, which is no hyphen
+_WITH_SIGN = re.compile(rf"[-+{_MINUS}]?(?P<before>\d*)(?P<groups>([.,' ]\d{{3}})*)(?P<sign>[.,])(?P<after>\d+)([eE][-+]?\d+)?")
 
 
 def checked_spelling(decimal: str, thousands: str, date_format: str) -> None:
@@ -51,6 +54,8 @@ def without_thousands(values: Any, decimal: str, thousands: str) -> Any:
         thousands = " "
     pattern = _pattern(decimal, thousands)
     if texts.null_count == len(texts) or not compute.all(compute.match_substring_regex(texts, f"^(?:{pattern})$")).as_py():
+        return None
+    if compute.any(compute.match_substring_regex(texts, r"^0\d")).as_py():  # codes, such as 01234
         return None
     plain = compute.replace_substring(compute.replace_substring(texts, thousands, ""), decimal, ".")
     for of in (pa.int64(), pa.float64()):
@@ -107,7 +112,51 @@ def batch_with_numbers(batch: Any, grouped: dict[str, Any], decimal: str, thousa
 def _pattern(decimal: str, thousands: str) -> str:
     """The regular expression of a number in groups of three digits, or in one."""
     grouped = rf"\d{{1,3}}(?:{re.escape(thousands)}\d{{3}})+|" if thousands else ""
-    return rf"[-+]?(?:{grouped}\d+)(?:{re.escape(decimal)}\d*)?"
+    return rf"[-+]?(?:(?:{grouped}\d+)(?:{re.escape(decimal)}\d*)?|{re.escape(decimal)}\d+)"
+
+
+def number_of_text(text: str, spelling: Mapping[str, str] | None) -> float:
+    """The number that a text writes, by the options of its CSV file if it has one; ValueError if it is none.
+
+    True and false are 1 and 0. The minus sign of typesetters is a minus. ASCII digits alone are numbers.
+    """
+    plain, given = text.strip().replace(_MINUS, "-"), spelling or {}
+    if plain.lower() in ("true", "false"):
+        return float(plain.lower() == "true")
+    decimal, thousands = given.get("decimal", "."), given.get("thousands", "")
+    if thousands and thousands in _SPACES:
+        plain, thousands = plain.translate(dict.fromkeys(map(ord, _SPACES), " ")), " "
+    if (decimal, thousands) != (".", "") and re.fullmatch(_pattern(decimal, thousands) + r"(?:[eE][-+]?\d+)?", plain) is None:
+        raise ValueError(f"{text!r} is no number")
+    if "_" in plain or not plain.isascii():
+        raise ValueError(f"{text!r} is no number")
+    return float(plain.replace(thousands, "").replace(decimal, "."))
+
+
+def days_of_text(text: str) -> float:
+    """The days since 1970-01-01 (UTC) of a date or time in ISO 8601; ValueError if it is none."""
+    moment = datetime.fromisoformat(text)
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() / 86_400
+
+
+def decimal_signs(texts: Sequence[str]) -> dict[str, list[str]]:
+    """By the name of a decimal sign, "comma" or "point", the texts that are numbers with it.
+
+    A sign before exactly three digits may group thousands, and says nothing, unless another sign stands before it.
+
+    >>> decimal_signs(["1,5", "2.75", "1,000", "1.000,5", "n.a."])
+    {'comma': ['1,5', '1.000,5'], 'point': ['2.75']}
+    """
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        parts = _WITH_SIGN.fullmatch(text.strip())
+        if parts is None or parts["sign"] in parts["groups"]:
+            continue
+        if len(parts["after"]) == 3 and not parts["groups"] and re.fullmatch(r"[1-9]\d{0,2}", parts["before"]):
+            continue
+        found.setdefault("comma" if parts["sign"] == "," else "point", []).append(text)
+    return found
 
 
 def reading_advice(what: str, name: str, texts: Sequence[str], given: Mapping[str, str] | None) -> str:

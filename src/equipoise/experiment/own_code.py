@@ -96,7 +96,7 @@ class OwnCode:
         if root is None:
             raise ConfigError(
                 f"{where}: {import_path} was not found: there is neither {self.folder / top}.py nor a package {top} with an "
-                "__init__.py beside the configuration or on sys.path."
+                f"__init__.py in {self.folder} or on sys.path."
             )
         files: list[SourceFile] = []
         for key, name in steps(import_path, module):

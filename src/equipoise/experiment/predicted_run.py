@@ -11,26 +11,31 @@ from torch import nn
 
 from equipoise.core.tensor_files import read_tensor_file
 from equipoise.core.words import counted
-from equipoise.data.arrow_tables import shown_names
 from equipoise.data.csv_reading import CSV_DEFAULTS
 from equipoise.data.new_rows import read_columns, read_rows
 from equipoise.data.schema import Schema
+from equipoise.data.table_column import shown_names
 from equipoise.errors import ConfigError, notify, unknown_name
+from equipoise.experiment.catalog import own_signature
 from equipoise.experiment.config import PYTHON, RunConfig
 from equipoise.experiment.config_tables import read_toml
 from equipoise.experiment.family_files import MANIFEST, MEMBERS, read_manifest
+from equipoise.experiment.own_code import OwnCode, own_failures
 from equipoise.experiment.run_files import RunFolder
 from equipoise.models.table_network import Tabular
 
 
 def predict_rows(
     path: Path, rows: Path, *, reading: Mapping[str, Any] | None = None, member: str | None = None, keep: Sequence[str] = (),
-    trust: bool = False,
+    trust: bool = False, model: str | None = None,
 ) -> Any:  # fmt: skip
     """What the model of the run in a folder says about each row of a CSV or Parquet file: an Arrow table as `Schema.predict`.
 
     A CSV file is read as the run's own was, but for the options `reading`. `member` names a model of a family: a value of its
     knob, or its name. Columns `keep` of the file come first, those of a CSV file as they are written there.
+
+    `model`, "module:name", names code of the user's own that makes the untrained model; it is looked for in the folder in use
+    and on sys.path, and runs because the user names it. It may take `schema`, `features` and `classes` by these names.
     """
     folder = RunFolder(path)
     if not path.exists():
@@ -44,10 +49,10 @@ def predict_rows(
             f"The data of the run in {path} are no table, so that it has no {folder.schema.name} to read rows by."
         )
     schema, table = Schema.load(folder.schema), read_toml(folder.config)
-    model = _trained(folder, table, schema, _model_file(folder, member), trust=trust)
+    trained = _trained(folder, table, schema, _model_file(folder, member), trust=trust, import_path=model)
     options = _options(table, schema, reading or {})
     found = read_rows(rows, schema, options)
-    answer = schema.predict(model, found, str(rows))
+    answer = schema.predict(trained, found, str(rows))
     if folder.personal.is_file():
         count = len(np.load(folder.personal, mmap_mode="r"))
         notify(
@@ -98,25 +103,57 @@ def _model_file(folder: RunFolder, member: str | None) -> Path:
     raise ConfigError(f"{folder.path} holds a family of the models {known}, but {found}. Write --member {members[0].folder}.")
 
 
-def _trained(folder: RunFolder, table: Mapping[str, Any], schema: Schema, file: Path, *, trust: bool) -> nn.Module:
-    """The trained model of a run; its code is that of the configuration, or `Tabular` for a result saved from Python."""
+def _trained(
+    folder: RunFolder, table: Mapping[str, Any], schema: Schema, file: Path, *, trust: bool, import_path: str | None
+) -> nn.Module:
+    """The trained model of a run: `import_path` makes it, or the configuration, or `Tabular` for a result saved from Python."""
     stored = read_tensor_file(file).tensors
-    if PYTHON in table:
-        own = f"{Tabular.__module__}:{Tabular.__qualname__}"
-        made = table[PYTHON].get("model_class") if isinstance(table[PYTHON], Mapping) else None
-        if made != own:
-            fix = "In Python: load the file into your model, and call schema.predict(model, frame)."
-            raise ConfigError(f"The run in {folder.path} was saved from Python, with the model {made} of your own. {fix}")
-        # What each layer has to be follows from the parameters; dropout, which has none, only moves their numbers.
-        places = sorted(int(name.split(".")[1]) for name in stored if name.startswith("layers.") and name.endswith(".weight"))
-        hidden = [len(stored[f"layers.{place}.weight"]) for place in places[:-1]]
-        model: nn.Module = Tabular(schema, hidden=hidden, dropout=0.5 if places[1:2] == [3] else 0.0)
+    if import_path is not None:
+        made, model = f"--model {import_path}", _made_by(import_path, schema)
+    elif PYTHON in table:
+        made, model = str(folder.config), _table_network(folder, table, schema, stored)
     else:
-        config = RunConfig.read(folder.config, code="resume", trust=trust)
+        made, config = str(folder.config), RunConfig.read(folder.config, code="resume", trust=trust)
         takes = {parameter.name for parameter in config.model.part.all_parameters if parameter.required}
         model = config.model.make("model", **({"schema": schema} if "schema" in takes else {}))
-    try:
-        model.load_state_dict(stored)
-    except RuntimeError as failure:
-        raise ConfigError(f"{file} does not fit the model of {folder.config}: {failure}") from failure
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"{made} must make a torch.nn.Module, but made a {type(model).__name__}.")
+    wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    there = {name: tuple(value.shape) for name, value in stored.items()}
+    wrong = [f"{name} of shape {shape} is in the file alone" for name, shape in there.items() if name not in wanted]
+    wrong += [f"{name} of shape {shape} is in the model alone" for name, shape in wanted.items() if name not in there]
+    both = [name for name in wanted if name in there and wanted[name] != there[name]]
+    wrong += [f"{name} has the shape {there[name]} in the file, but {wanted[name]} in the model" for name in both]
+    if wrong:
+        raise ConfigError(f"{file} does not fit the model of {made}: {shown_names(wrong)}. Make the model as it was trained.")
+    model.load_state_dict(stored)
     return model
+
+
+def _made_by(import_path: str, schema: Schema) -> Any:
+    """What a class or function of the user's own makes; it may take `schema`, `features` and `classes` by these names."""
+    part = OwnCode(Path.cwd()).part("model", import_path, "--model")
+    sizes = {"schema": schema, "features": len(schema.feature_names), "classes": len(schema.target.classes)}
+    parameters = own_signature(part.target)
+    given = {each.name: sizes[each.name] for each in parameters if each.name in sizes}
+    if asked := [each.name for each in parameters if each.default is each.empty and each.name not in given]:
+        fix = "Name a function of yours that makes the model as it was trained, e.g. def make(schema): return Net(…)."
+        raise ConfigError(f"--model {import_path}: it needs {', '.join(asked)}, which nobody gives. {fix}")
+    with own_failures("--model", import_path, list(part.files.values())):
+        return part.target(**given)
+
+
+def _table_network(folder: RunFolder, table: Mapping[str, Any], schema: Schema, stored: Mapping[str, Any]) -> nn.Module:
+    """The untrained `Tabular` of a result saved from Python; another model is refused."""
+    own = f"{Tabular.__module__}:{Tabular.__qualname__}"
+    made = table[PYTHON].get("model_class") if isinstance(table[PYTHON], Mapping) else None
+    if made != own:
+        module, _, name = str(made).partition(":")
+        can_be_named = name.isidentifier() and module.partition(".")[0] not in ("__main__", "torch")
+        ways = f"--model {made}, or " if can_be_named else ""
+        fix = f"Write {ways}--model my_model:make, for a function make in a file my_model.py that makes the untrained model."
+        raise ConfigError(f"The run in {folder.path} was saved from Python, with the model {made} of your own. {fix}")
+    # What each layer has to be follows from the parameters; dropout, which has none, only moves their numbers.
+    places = sorted(int(name.split(".")[1]) for name in stored if name.startswith("layers.") and name.endswith(".weight"))
+    hidden = [len(stored[f"layers.{place}.weight"]) for place in places[:-1]]
+    return Tabular(schema, hidden=hidden, dropout=0.5 if places[1:2] == [3] else 0.0)

@@ -37,6 +37,7 @@ from equipoise.round import Unprotected
 from equipoise.runs.averaged_model import AveragedModel
 from equipoise.runs.backdoor_rate import BackdoorProbe
 from equipoise.runs.carried_rules import check_smallest_batches, refuse_unfit_for_carried
+from equipoise.runs.error_spread import with_error_spread
 from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, sample_sizes
 from equipoise.runs.own_parts import try_own_parts
 from equipoise.runs.solver_rows import SolverRows
@@ -174,6 +175,7 @@ class Setting:
         model = self.model_at(reported.model)
         if self.engine_traits.network is None and self.algorithm.privacy is None:  # else training examples are not looked at
             clients = with_trivial_answer(clients, self.task, model, self.data, self.sample)
+            clients = with_error_spread(clients, self.task, model, self.data, self.sample, self.engine_traits.device)
         return Result(
             name=self.name, algorithm=self.algorithm, seed=self.seed, model=model,
             params=reported.params, carried=reported.carried,

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from equipoise.metrics import counts_wrong, share_interval
-from equipoise.report.data.by_client import LEAST_SEEDS, ClientErrors, mean_over_seeds
-from equipoise.report.data.results_by_method import Numbers, Study
+from equipoise.metrics import LEAST_FOR_SPREAD, counts_wrong, share_interval
+from equipoise.report.data.by_client import LEAST_SEEDS, ClientErrors, client_errors, mean_over_seeds
+from equipoise.report.data.results_by_method import MethodResults, Numbers, Study
 from equipoise.report.text.phrases import minus
 from equipoise.small_clients import FEW_EXAMPLES
+
+if TYPE_CHECKING:
+    from equipoise.client_table import ClientTable
 
 
 def seeds_words(found: ClientErrors) -> str:
@@ -51,8 +56,33 @@ def has_example_intervals(study: Study, found: ClientErrors) -> bool:
     return counts_wrong(torch.from_numpy(known), sizes)
 
 
+def has_number_intervals(study: Study, found: ClientErrors) -> bool:
+    """Whether errors are numbers of one seed whose spread over a client's examples is known, so that it gives an interval."""
+    if found.over_seeds or study.scale.noun == "loss":
+        return False
+    return all(rows.number_intervals is not None for index in found.methods for rows in study.methods[index].rows)
+
+
+def number_intervals(study: Study, start: MethodResults | None, method: int) -> tuple[Numbers, Numbers]:
+    """Both ends of the interval of each client's error under a method, by the spread over its examples; infinite for none."""
+
+    def end(which: int) -> Numbers:
+        def values(rows: ClientTable) -> Tensor:
+            ends = rows.number_intervals
+            return torch.full_like(rows.error, torch.nan) if ends is None else ends[which]
+
+        return mean_over_seeds(client_errors(study, start, values_of=values).of(method))
+
+    return end(0), end(1)
+
+
 def error_interval_words(study: Study, found: ClientErrors) -> str:
     """A sentence on the small numbers below the error of a client: by its examples, or else by the seeds."""
+    if has_number_intervals(study, found) and not has_example_intervals(study, found):
+        return (
+            " Small numbers: the 95 % interval (Student, corrected for skewness). It covers the choice of the client's "
+            f"examples, and is there from {LEAST_FOR_SPREAD} examples on."
+        )
     if not has_example_intervals(study, found):
         return interval_words(found)
     rest = ", and not the seeds" if found.over_seeds else ""

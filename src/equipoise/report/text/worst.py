@@ -18,6 +18,8 @@ from equipoise.report.text.client_numbers import (
     examples_cell,
     few_words,
     has_example_intervals,
+    has_number_intervals,
+    number_intervals,
     seeds_words,
     signed,
 )
@@ -69,7 +71,7 @@ def _worst_alone(study: Study, method: MethodResults) -> Iterator[str]:
     seed = ["seed"] if found.seed_of_row else []
     yield from open_table("worst alone", caption, ("client", *seed, "examples", *(title for title, _, _ in columns)))
     means = [mean_over_seeds(errors.of(0)) for _, errors, _ in columns]
-    by_seeds = _interval(study, found, 0)
+    by_seeds = _interval(study, found, 0, None)
     for k in some:
         numbers = [scale.number(float(mean[k])) for mean, (_, _, scale) in zip(means, columns, strict=True)]
         numbers[0] += below_error(study, found, 0, k, by_seeds)
@@ -92,7 +94,7 @@ def _before_and_after(study: Study, chosen: MethodResults, name: str) -> Iterato
     yield from open_table("worst", caption, columns, name, found.methods)
     means = {index: mean_over_seeds(found.of(index)) for index in found.methods}
     moved = {index: mean_over_seeds(found.change(index)) for index in found.methods}
-    intervals = {index: _interval(study, found, index) for index in found.methods}
+    intervals = {index: _interval(study, found, index, chosen) for index in found.methods}
     for k in some:
         cells = [*_seed(found, k), examples_cell(found.sizes[k])]
         for index in found.methods:
@@ -120,13 +122,16 @@ def _shared(study: Study) -> ClientErrors:
     )
 
 
-def _interval(study: Study, found: ClientErrors, method: int) -> tuple[Numbers, Numbers] | None:
+def _interval(study: Study, found: ClientErrors, method: int, start: MethodResults | None) -> tuple[Numbers, Numbers] | None:
     """The interval of each client's mean over seeds; None where the client's examples give it a better one.
 
-    Errors in percent stay between 0 and 100, others above 0 if they must.
+    It is by the spread over a client's examples where there is one seed and the errors are numbers. Else errors in percent
+    stay between 0 and 100, and others above 0 if they must.
     """
     if has_example_intervals(study, found):
         return None
+    if has_number_intervals(study, found):
+        return number_intervals(study, start, method)
     low = 0.0 if study.never_negative else -np.inf
     ends = (low, 1.0 if study.scale.percent else np.inf)
     return interval_over_seeds(found.of(method), *ends)
