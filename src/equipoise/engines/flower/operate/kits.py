@@ -155,10 +155,11 @@ class OperatorFolder:
         """What the policy of a site's kit gets wrong about the algorithm in task.py."""
         file, algorithm = self.path / "sites" / name / "policy.toml", self.algorithm
         if algorithm is None:
-            return [
-                f"{self.package}/task.py has no `algorithm` that can be loaded: only_sums in {file} is that of policy.toml."
-            ]
-        policy = read_policy(file)
+            return [f"{self.package}/task.py has no `algorithm` that can be loaded: {file} is not compared with it."]
+        try:
+            policy = read_policy(file)
+        except ConfigError as failure:
+            return [str(failure)]
         found = [open_to_single_requests(policy, algorithm), *refused_parts(policy, algorithm)]
         return [f"{file}: {text}." for text in found if text]
 
