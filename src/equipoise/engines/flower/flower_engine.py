@@ -23,6 +23,7 @@ from equipoise.client_metrics import ClientMetrics
 from equipoise.client_table import ClientTable
 from equipoise.core.abilities import solver_traits
 from equipoise.core.carried import mean_carried
+from equipoise.core.error_names import ZERO_ONE
 from equipoise.core.task import Task
 from equipoise.core.update_checks import checked_norms, longest_square, with_carried
 from equipoise.data.clients import ClientSet
@@ -36,7 +37,8 @@ from equipoise.engines.flower.secure.evaluations import BY_POLICY, SecureEvaluat
 from equipoise.engines.flower.secure.identities import default_colluders, read_public_text, signed_threshold
 from equipoise.engines.flower.secure.network_rules import refuse_on_nodes
 from equipoise.engines.flower.secure.protections import mask_sums
-from equipoise.engines.flower.transport.messages import BadMessage, MessageContent, counted
+from equipoise.engines.flower.transport.answer_readings import asked_metrics, read_any_loss, read_loss, wrong_scores
+from equipoise.engines.flower.transport.messages import MessageContent, counted
 from equipoise.engines.flower.transport.messenger import (
     ClientRequest,
     Messenger,
@@ -386,6 +388,11 @@ class FlowerEngine(Engine):
         members = self.federation.members
         may = [client for client, member in members.items() if member.evaluates]
         scores = self._scores(params, may, metrics) if may else {}
+        shares = self.task.error_name == ZERO_ONE
+        wrong = {client: why for client, found in scores.items() if (why := wrong_scores(found.values(), shares=shares))}
+        if len(wrong) < len(scores):  # where all are wrong, the model is
+            scores = {client: found for client, found in scores.items() if client not in wrong}
+            self.unanswered |= wrong
         self.evaluated = {s: [i for i in clients.ids if s in scores.get(i, {})] for s, clients in data.splits.items()}
         if not may:
             return unknown_table(data)
@@ -469,22 +476,3 @@ class FlowerEngine(Engine):
         protected = mask_sums(self, cast(Protected, protection), algorithm)
         self.secure = SecureEvaluation(self, protected.book)
         return protected
-
-
-def read_any_loss(answer: MessageContent) -> float:
-    """The loss of a client; infinite where it is not finite."""
-    loss = float(answer.tensor("loss", torch.float64, (1,)))
-    return loss if math.isfinite(loss) else math.inf
-
-
-def asked_metrics(metrics: ClientMetrics | None) -> dict[str, list[str]]:
-    """What a request says of the metrics that it asks for; nothing without any."""
-    return {"metrics": list(metrics.functions)} if metrics is not None and len(metrics) else {}
-
-
-def read_loss(answer: MessageContent) -> float:
-    """The loss of a client; one that is not finite is refused."""
-    loss = float(answer.tensor("loss", torch.float64, (1,)))
-    if not math.isfinite(loss):
-        raise BadMessage("has a loss that is not finite")
-    return loss
