@@ -78,8 +78,7 @@ class ClientTable:
     miss: float | None = None  # ζ of conformal sets, whose coverage and size are metrics
     trivial_error: Tensor | None = None  # (R,) float64: of one answer for all examples
     trivial_answer: str = ""  # "most frequent class" or "mean of the targets"
-    # Split → client → why: clients of a federation that are in no row and no mean, because they were not evaluated.
-    not_evaluated: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    not_evaluated: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # split → client in no row or mean → why
 
     @classmethod
     def evaluate(

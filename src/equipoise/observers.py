@@ -65,8 +65,7 @@ class EvaluationPoint:
     round: int  # rounds that were finished
     splits: dict[str, dict[str, float]]  # split → figure → value, e.g. splits["test"]["error_90"]
     histogram: dict[str, Any] | None = None  # of the errors of the split that is judged; None in logs of version 0.1
-    # Split → client → why: clients of a federation that the numbers leave out, because they were not evaluated.
-    not_evaluated: dict[str, dict[str, str]] = field(default_factory=dict)
+    not_evaluated: dict[str, dict[str, str]] = field(default_factory=dict)  # split → client that the numbers lack → why
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> EvaluationPoint:

@@ -218,3 +218,14 @@ def test_a_site_can_set_the_mean_of_an_evaluation_by_secure_sums(monkeypatch):
     algorithm = eq.Algorithm(privacy=eq.privacy.SecureAggregation())
     lie_in_sums(monkeypatch, LIAR, "scores", lambda row: row - row + torch.tensor([0, -(1 << 33), row[2]]))
     assert run(algorithm)[0].summary().error.mean < -1  # of errors between 0 and 1
+
+
+def test_a_site_can_set_the_quantile_that_secure_sums_find(monkeypatch):
+    """A hundred counts in the highest bin: the tail begins there, and no honest site is in it."""
+    tail = eq.risk.Superquantile(0.5, quantile=eq.privacy.SecureHistogram(bound=3.0, bins=64))
+    algorithm = eq.Algorithm(risk=tail, weights="uniform", privacy=eq.privacy.SecureAggregation())
+    truth, _ = run(algorithm)
+    lie_in_sums(monkeypatch, LIAR, "counts", lambda row: torch.cat([0 * row[:-1], torch.tensor([100])]))
+    told, _ = run(algorithm)
+    assert float((truth.params - start()).norm()) > 0.01
+    assert torch.equal(told.params, start())  # nobody's loss is above the quantile: nothing is learnt
