@@ -393,8 +393,9 @@ class LogRounds(Observer):
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """Log who is not in the figures of an evaluation: its means do not compare with those over other clients."""
-        table = evaluation.clients
-        for split in [each for each in ("test", "validation", "train") if each in table.not_evaluated][:1]:
+        table, told = evaluation.clients, {RETIRED}  # of which the log has told
+        lacking = [split for split, absent in table.not_evaluated.items() if set(absent.values()) - told]
+        for split in [each for each in ("test", "validation", "train") if each in lacking][:1]:
             log.warning("Evaluation after round %d: %s", evaluation.round, absent_words(table, split))
 
 
