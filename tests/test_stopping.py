@@ -1,7 +1,7 @@
 """Early stopping: what it changes and what it does not, the best iterate, resuming, and what is refused."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -119,6 +119,11 @@ def test_values_that_are_no_numbers_never_improve():
     @dataclass
     class Table:
         value: float
+        client: tuple[str, ...] = ("one",)
+        not_evaluated: dict[str, str] = field(default_factory=dict)
+
+        def where(self, split):
+            return self
 
     class Rule(eq.EarlyStopping):
         def value(self, clients):

@@ -83,6 +83,7 @@ class ClientTable:
     error_deviation: Tensor | None = None  # (R,) float64: of the errors of a client's examples, where they are numbers
     error_skewness: Tensor | None = None  # (R,) float64: of the errors of a client's examples, where they are numbers
     trivial_answer: str = ""  # "most frequent class" or "mean of the targets"
+    not_evaluated: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # split → client in no row or mean → why
 
     @classmethod
     def evaluate(
@@ -226,7 +227,7 @@ class ClientTable:
         attributes = {name: tuple(values[i] for i in rows.tolist()) for name, values in self.attributes.items()}
         return ClientTable(
             client, split, **plain, metrics=metrics, personal_metrics=own, higher_is_better=self.higher_is_better,
-            attributes=attributes, miss=self.miss, trivial_answer=self.trivial_answer,
+            attributes=attributes, miss=self.miss, trivial_answer=self.trivial_answer, not_evaluated=self.not_evaluated,
         )  # fmt: skip
 
     def subgroups(self, attribute: str, split: str) -> list[Subgroup]:
@@ -326,10 +327,10 @@ class ClientTable:
         columns: dict[str, object] = {n: v.numpy() if isinstance(v, Tensor) else list(v) for n, v in values.items()}
         columns |= {name: [value] * len(self) for name, value in constants.items()}
         buffer, table = io.BytesIO(), pyarrow.table(columns)
-        if self.metrics or self.attributes or self.trivial_answer:
+        if self.metrics or self.attributes or self.trivial_answer or self.not_evaluated:
             about = {
                 "higher_is_better": dict(self.higher_is_better), "attributes": list(self.attributes), "miss": self.miss,
-                "trivial_answer": self.trivial_answer,
+                "trivial_answer": self.trivial_answer, "not_evaluated": self.not_evaluated,
             }  # fmt: skip
             table = table.replace_schema_metadata({METRICS: json.dumps(about)})
         pyarrow.parquet.write_table(table, buffer)
@@ -358,6 +359,7 @@ class ClientTable:
         return cls(
             client, split, **tensors, metrics=metrics, personal_metrics=personal, higher_is_better=higher,
             attributes=attributes, miss=about.get("miss"), trivial_answer=about.get("trivial_answer", ""),
+            not_evaluated=about.get("not_evaluated", {}),
         )  # fmt: skip
 
     def to_csv(self, path: str | Path) -> Path:

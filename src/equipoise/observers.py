@@ -65,6 +65,7 @@ class EvaluationPoint:
     round: int  # rounds that were finished
     splits: dict[str, dict[str, float]]  # split → figure → value, e.g. splits["test"]["error_90"]
     histogram: dict[str, Any] | None = None  # of the errors of the split that is judged; None in logs of version 0.1
+    not_evaluated: dict[str, dict[str, str]] = field(default_factory=dict)  # split → client that the numbers lack → why
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> EvaluationPoint:
@@ -78,7 +79,8 @@ class EvaluationPoint:
                 numbers[f"{prefix}error_90"] = error.percentiles[90]
             for name in evaluation.clients.metrics:
                 numbers |= {name: found[name].mean, f"{name}_90": found[name].tail_90}
-        return cls(evaluation.round, splits, error_histogram(evaluation.clients))
+        absent = {split: dict(why) for split, why in evaluation.clients.not_evaluated.items()}
+        return cls(evaluation.round, splits, error_histogram(evaluation.clients), absent)
 
 
 def error_histogram(clients: ClientTable) -> dict[str, Any] | None:
@@ -192,7 +194,8 @@ def history_lines(history: History, run: str | None = None) -> list[str]:
 def _record(told: RoundReport | EvaluationPoint, run: str | None) -> dict[str, Any]:
     """A round or an evaluation as a JSON object, with the name of the run if there is one."""
     record = {"event": "round" if isinstance(told, RoundReport) else "evaluation", **asdict(told), "run": run}
-    return record if run is not None else {name: value for name, value in record.items() if name != "run"}
+    unsaid = (["run"] if run is None else []) + ([] if record.get("not_evaluated") else ["not_evaluated"])
+    return {name: value for name, value in record.items() if name not in unsaid}
 
 
 def _line(record: dict[str, Any]) -> str:

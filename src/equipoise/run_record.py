@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
+from equipoise.absent_clients import absent_words
 from equipoise.algorithm import Algorithm
 from equipoise.client_table import ClientTable, weights_in_means
 from equipoise.core.error_names import error_words
@@ -97,7 +98,7 @@ class RunRecord:
             len(rows) - len(benign), sample, {} if sample is None else rows.intervals(split),
             {name: figures[name] for name in rows.metrics}, tuple(rows.personal_metrics), self.error_name, self.target,
             trivial, rows.trivial_answer, tuple(subgroup_lines({self.name: [judged]})), self.at_least,
-            small_clients_words([judged], judged_rows=[rows]),
+            small_clients_words([judged], judged_rows=[rows]), rows.not_evaluated.get(split, {}), absent_words(rows, split),
         )  # fmt: skip
 
     def judged_by(self, split: str | None = None, at_least: int = 0) -> Self:

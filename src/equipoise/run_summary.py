@@ -35,6 +35,8 @@ class RunSummary:
     subgroups: tuple[str, ...] = ()  # lines about the clients of each value of an attribute, if clients have attributes
     at_least: int = 0  # clients with fewer examples are left out
     small_clients: str = ""  # a sentence on clients with few examples; empty if there are none
+    not_evaluated: Mapping[str, str] = field(default_factory=dict)  # clients that the figures leave out, and why
+    absent: str = ""  # sentences on them; empty if there are none
 
     @property
     def who(self) -> str:
@@ -81,7 +83,7 @@ class RunSummary:
         measured = [f"error: {meant}." for meant in [self._measured] if meant]
         if trivial:
             measured.append(f"trivial error: the same answer for every example, the {self.trivial_answer} of training.")
-        few = [self.small_clients] if self.small_clients else []
+        few = [text for text in (self.absent, self.small_clients) if text]
         return "\n".join([*(line.rstrip() for line in lines), *measured, *few, *metric_words(self.metrics), *self.subgroups])
 
     @property

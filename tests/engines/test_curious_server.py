@@ -17,12 +17,17 @@ from fake_grid import federation, inflated, run_app
 from flwr.app import Context
 
 import equipoise as eq
+from equipoise.core.task import Task
 from equipoise.data.federated_data import FederatedData
+from equipoise.engines import Loop
 from equipoise.engines.flower import client_app, server_app
-from equipoise.engines.flower.secure import masks, protections
+from equipoise.engines.flower.apps.node_policy import NodePolicy
+from equipoise.engines.flower.secure import masked_sums, masks
 from equipoise.engines.flower.transport import part_messages
 from equipoise.engines.flower.transport.messages import expanded
+from equipoise.engines.flower.transport.messenger import TooFewClients
 from equipoise.errors import EquipoiseNotice, IncompatibleParts
+from equipoise.types import Cohort, Observer
 from made_clients import make_clients
 
 logging.getLogger("flwr").setLevel("CRITICAL")
@@ -57,14 +62,14 @@ def test_who_is_in_the_tail_from_the_mass_of_the_sum(monkeypatch):
         eq.Algorithm(
             risk=eq.risk.Superquantile(quantile=P.SecureHistogram(2.0)), privacy=P.SecureAggregation(), weights="examples"
         )  # fmt: skip
-    seen, original = {}, protections.RoundSums.updates
+    seen, original = {}, masked_sums.RoundSums.updates
 
     def watched(self, cohort, workers, ask, params, solver):
         total, survivors = original(self, cohort, workers, ask, params, solver)
         seen[cohort.round] = {client: ask(client)["base"] for client in survivors}, float(total[-1]) * 2.0**-24
         return total, survivors
 
-    monkeypatch.setattr(protections.RoundSums, "updates", watched)
+    monkeypatch.setattr(masked_sums.RoundSums, "updates", watched)
     run(tail(P.SecureHistogram(bound=2.0, bins=64), 0.4), data, rounds=3)
     assert len(seen) == 3
     for base, mass in seen.values():
@@ -76,7 +81,7 @@ def test_single_losses_from_the_sums_that_find_the_quantile(monkeypatch):
     """The server's only number about losses is a count in each bin; with wide bins it cannot tell two losses apart."""
     data = FederatedData(make_clients([40] * 6, features=4, classes=3), name="six")
     asked, totals = [], []
-    original = protections.RoundSums.total
+    original = masked_sums.RoundSums.total
 
     def watched(self, purpose, ask):
         total, survivors = original(self, purpose, ask)
@@ -84,7 +89,7 @@ def test_single_losses_from_the_sums_that_find_the_quantile(monkeypatch):
         totals.append(total)
         return total, survivors
 
-    monkeypatch.setattr(protections.RoundSums, "total", watched)
+    monkeypatch.setattr(masked_sums.RoundSums, "total", watched)
     run(tail(P.SecureHistogram(bound=2.0, bins=2), 0.5), data, rounds=2)
     assert [purpose for purpose, _ in asked] == ["histogram"] * 2  # no iterates that would narrow losses down
     assert all(set(ask) == {"kind", "bound", "bins"} for _, ask in asked)
@@ -120,7 +125,7 @@ def test_one_loss_from_two_evaluations_of_the_same_model(monkeypatch):
     """A round leaves the model as it is, and a client is away at the second evaluation: the difference would be its loss."""
     data = FederatedData(make_clients(SIZES, features=4, classes=3), name="eight")
     model, grid = _trained_a_little(), federation(data, softmax, only_sums=True)
-    sums, original = [], protections.MaskedSums.totals
+    sums, original = [], masked_sums.MaskedSums.totals
 
     def watched(self, purposes, base, begin=None):
         found = original(self, purposes, base, begin)
@@ -133,7 +138,7 @@ def test_one_loss_from_two_evaluations_of_the_same_model(monkeypatch):
             return None
         return delivery.answer()
 
-    monkeypatch.setattr(protections.MaskedSums, "totals", watched)
+    monkeypatch.setattr(masked_sums.MaskedSums, "totals", watched)
     grid.fault = leave
     algorithm = tail(P.SecureHistogram(bound=2.0, bins=4096), 0.01)  # a tail of one: nobody is trained
     with warnings.catch_warnings():
@@ -143,6 +148,53 @@ def test_one_loss_from_two_evaluations_of_the_same_model(monkeypatch):
     assert [len(who) for *_, who in sums] == [8]
     assert found.clients.client == ("mean of 8 clients",)  # what it gave stands for the later ones
     assert not bool(found.clients.loss.isnan().any())
+
+
+class Models(Observer):
+    """The shared model after each round, which the server has."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_state(self, state):
+        self.seen.append(state.params.clone().double())
+
+
+def differences(crowd, **options):
+    """Two rounds and evaluations by secure sums over four clients; client-3 is in the first of each alone."""
+    data = FederatedData(make_clients([8] * 4), name="four")
+    model, models = _trained_a_little(), Models()
+    grid = federation(data, softmax, policy=NodePolicy(minimum_crowd=crowd))
+    grid.fault = lambda d: None if d.client == "client-3" and d.action == "train.keys" and d.count > 2 else d.answer()
+    solver = eq.solvers.SGD(lr=0.01, batch_size=8, epochs=1)
+    algorithm = eq.Algorithm(solver=solver, weights="uniform", privacy=P.SecureAggregation())
+    found, _ = run(algorithm, data, model=lambda: model, rounds=2, grid=grid, evaluate_every=1, observers=[models], **options)
+    return found, data, models.seen
+
+
+def test_what_two_sums_tell_of_a_client_that_is_in_one_of_them():
+    """The guide says that secure sums do not hide this: 4 m_4 - 3 m_3 is nearly the client's own loss, and so its update."""
+    found, data, (start, first, second) = differences(3, minimum=3)
+    with_all, without = found.history.points
+    assert without.not_evaluated["train"].keys() == {"client-3"}
+    guess = 4 * with_all.splits["train"]["loss"] - 3 * without.splits["train"]["loss"]
+    task = Task.of(_trained_a_little())
+    engine = Loop().start(task, data)
+    losses, _ = engine.evaluate(first.float(), data.train)
+    assert guess == pytest.approx(float(losses[3]), rel=0.05)
+    assert int((losses - guess).abs().argmin()) == 3
+    even = torch.ones(4, dtype=torch.float64)
+    true = engine.updates(start.float(), Cohort(0, 3, torch.arange(4), even, even), eq.solvers.SGD(0.01, batch_size=8)).update
+    estimate = 4 * (first - start) - 3 * (second - first)
+    alike = torch.cosine_similarity(estimate, true[3].double(), 0)
+    assert float(alike) > 0.95
+    assert float(alike) > max(float(torch.cosine_similarity(estimate, other.double(), 0)) for other in true[:3]) + 0.05
+
+
+def test_a_crowd_of_all_sites_leaves_no_two_sums_that_differ_by_one_client():
+    """What the guide advises: with minimum_crowd = 4 of four sites, a sum without one of them is not released."""
+    with pytest.raises(TooFewClients):
+        differences(4, minimum=3)
 
 
 def _trained_a_little():

@@ -21,7 +21,7 @@ from flwr.supernode.runtime import run_clientapp
 import equipoise as eq
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines.flower import client_app, flower_internals, server_app
-from equipoise.engines.flower.apps import node_app, owned_app
+from equipoise.engines.flower.apps import federated_run, node_app, owned_app
 from equipoise.engines.flower.apps.node_ledger import BudgetSpent, NodeLedger
 from equipoise.engines.flower.apps.node_policy import NodePolicy, PolicyRefusal, noise_multiplier_of, read_policy
 from equipoise.engines.flower.secure.masking_client import MaskingClient
@@ -137,6 +137,56 @@ def test_rounds_beyond_the_last_are_refused():
         run(SECURE, NodePolicy(rounds=2), rounds=3)
     with pytest.raises(eq.errors.EquipoiseError, match="PolicyRefusal"):
         run(eq.Algorithm(), NodePolicy(only_sums=False, rounds=2), rounds=3)
+
+
+@pytest.mark.parametrize("algorithm", [SECURE, eq.Algorithm()], ids=["sums", "plain"])
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+def test_more_evaluations_than_the_owner_allows(algorithm, tmp_path):
+    """Three rounds, an evaluation after each: three. A run with more is refused before it begins, and so is a server that asks.
+
+    Each run has a name of its own, so that a second run may have as many.
+    """
+    policy = NodePolicy(only_sums=algorithm is SECURE, minimum_crowd=2, evaluations=3)
+    for _ in range(2):
+        run(algorithm, policy, rounds=3, evaluate_every=1, keep=tmp_path / "node")
+    with pytest.raises(eq.errors.IncompatibleParts, match=r"4 evaluations, and the policies of client-0.*the least 3"):
+        run(algorithm, policy, rounds=4, evaluate_every=1, keep=tmp_path / "node")
+    run(algorithm, policy, rounds=6, evaluate_every=2, keep=tmp_path / "node")
+    refused = pytest.raises(eq.errors.EquipoiseError, match="PolicyRefusal")
+    with mock.patch.object(federated_run, "refuse_many_evaluations"), refused:
+        run(algorithm, policy, rounds=4, evaluate_every=1, keep=tmp_path / "other")
+    ledger = NodeLedger(tmp_path / "other", "client-0").ledger
+    made = {entry.round for entry in ledger if "scores" in entry.purpose or "evaluation" in entry.purpose}
+    assert len(made) == 3  # no more have left the node
+
+
+def test_an_evaluation_is_counted_once_however_often_it_is_asked_for(tmp_path):
+    ledger = NodeLedger(tmp_path, "a")
+    for subject in ("one", "one", "two", "one"):
+        ledger.begin_evaluation("run", "shared", subject, 2)
+    ledger.begin_evaluation("run", "own", "one", 2)  # of the same evaluation
+    with pytest.raises(PolicyRefusal, match="has had 2 evaluations, and the policy allows 2"):
+        NodeLedger(tmp_path, "a").begin_evaluation("run", "shared", "three", 2)  # after a restart, too
+    NodeLedger(tmp_path, "a").begin_evaluation("another run", "shared", "three", 2)
+
+
+def test_invitations_to_many_evaluations_at_once_do_not_get_round_the_limit(tmp_path):
+    """All are invited to before any is released: each release is counted, under one lock."""
+    ledgers = [NodeLedger(tmp_path, "a") for _ in range(3)]
+    for round_index, ledger in enumerate(ledgers):
+        ledger.check_evaluations("run", round_index, 2)
+    for split in ("train", "test"):  # two sums of one evaluation
+        ledgers[0].begin("run", 0, f"scores {split}", None, evaluations=2)
+    ledgers[1].begin("run", 1, "scores train", None, evaluations=2)
+    with pytest.raises(PolicyRefusal):
+        ledgers[2].begin("run", 2, "scores train", None, evaluations=2)
+
+
+def test_the_limit_of_rounds_is_not_one_of_evaluations():
+    """After the last round that the owner allows, own models are evaluated: that is no further round."""
+    ditto = eq.Algorithm(personal=eq.personal.Ditto())
+    found, _ = run(ditto, NodePolicy(only_sums=False, rounds=2), rounds=2)
+    assert found.clients.has_own
 
 
 @pytest.mark.usefixtures("batches_of_the_simulation")
@@ -309,9 +359,11 @@ def test_a_policy_file_is_checked(tmp_path):
 
 
 def test_two_policies_refuse_what_either_does():
-    first = NodePolicy(only_sums=False, minimum_crowd=5, rounds=9, parts=("a.b", "a.c"), clip=1.0, answer_after=2.0)
+    first = NodePolicy(
+        only_sums=False, minimum_crowd=5, rounds=9, evaluations=7, parts=("a.b", "a.c"), clip=1.0, answer_after=2.0
+    )
     second = NodePolicy(minimum_crowd=3, rounds=4, parts=("a.c",), noise_multiplier=2.0, evaluate=False)
-    both = NodePolicy(True, 5, 2, 4, 2.0, 1.0, evaluate=False, parts=("a.c",), answer_after=2.0)
+    both = NodePolicy(True, 5, 2, 4, 2.0, 1.0, evaluate=False, parts=("a.c",), answer_after=2.0, evaluations=7)
     assert first.stricter(second) == second.stricter(first) == both
 
 

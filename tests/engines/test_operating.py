@@ -25,6 +25,7 @@ from equipoise.cli import federation_commands
 from equipoise.cli.federation_commands import use_kit
 from equipoise.cli.flower_commands import app as flower_commands
 from equipoise.engines.flower.apps.node_keys import read_node_list
+from equipoise.engines.flower.apps.node_policy import read_policy
 from equipoise.engines.flower.apps.run_control import give_order
 from equipoise.engines.flower.apps.run_status import moment
 from equipoise.engines.flower.apps.template import write_app
@@ -241,6 +242,34 @@ def test_check_names_what_a_policy_gets_wrong(place):
     assert found["parts"]["verdict"] == "skipped"
 
 
+def test_a_kit_demands_sums_if_the_task_uses_them(place):
+    """Before, kits of a run by secure sums let a server ask each node for its own update."""
+    task = place.path / place.package / "task.py"
+    plain = task.read_text()
+    assert not read_policy(place.path / "sites" / "client-0" / "policy.toml").only_sums
+    secure = plain.replace("    solver=", "    privacy=eq.privacy.SecureAggregation(),\n    solver=").replace(
+        "tail=0.5", "tail=0.5, quantile=eq.privacy.SecureHistogram(bound=3.0)"
+    )
+    task.write_text(secure)
+    before = set(sys.modules)
+    done = CliRunner().invoke(flower_commands, ["site", "client-1", "client-0", "--folder", str(place.path)])
+    assert done.exit_code == 0, done.output
+    policy = place.path / "sites" / "client-1" / "policy.toml"
+    assert read_policy(policy).only_sums
+    assert policy.read_text() == (place.path / "policy.toml").read_text().replace("only_sums = false", "only_sums = true")
+    # A policy that is there is the site's: it is not changed, and the command says what is wrong with it.
+    assert not read_policy(policy.parents[1] / "client-0" / "policy.toml").only_sums
+    (warned,) = [line for line in done.stderr.splitlines() if line.startswith("WARNING")]
+    assert "client-0/policy.toml: only_sums = false, although task.py uses secure sums" in warned
+    assert looked(policy.parent)["parts"]["verdict"] == "good"
+    found = looked(policy.parents[1] / "client-0")["parts"]
+    assert (found["verdict"], "Write only_sums = true" in found["text"]) == ("warning", True)
+    assert not {name for name in set(sys.modules) - before if name.startswith(place.package)}
+    assert not list(place.path.rglob("__pycache__"))
+    task.write_text("raise ValueError\n")
+    assert "no `algorithm` that can be loaded" in OperatorFolder(place.path).doubts("client-1")[0]
+
+
 def test_check_names_columns_that_are_not_the_schemas():
     """Before, a pressure in kPa and categories that nobody knows were READY."""
     rows = {"pressure": [108.0, 121.5, 135.0, 149.5], "sex": ["f", "m", "f", "m"], "ill": ["n", "n", "y", "y"]}
@@ -336,8 +365,32 @@ def test_a_site_fetches_the_published_model_that_serves_it_best(tmp_path, monkey
     row = next(i for i, who in enumerate(zip(table.client, table.split, strict=True)) if who == ("client-1", "test"))
     assert (loss, error) == pytest.approx((float(table.loss[row]), float(table.error[row])), rel=1e-6)  # as in the run
 
-    with pytest.raises(ConfigError, match="not empty"):
-        fetch("published", kit, Path("model"))
+    # A later fetch takes the folder again, and leaves what others have put there.
+    Path("model/notes.txt").write_text("ours")
+    publish([Path("runs/short")], Path("later"))
+    assert fetch("later", kit, Path("model"))[-1] == "short is in model. It replaces the one before. Nothing was sent."
+    assert Path("model/model.safetensors").read_bytes() == Path("runs/short/model.safetensors").read_bytes()
+    assert "It was there already." in fetch("later", kit, Path("model"))[-1]
+    assert Path("model/notes.txt").read_text() == "ours"
+    # It was killed after it wrote the choice and before the model: the next one completes it.
+    choice = json.loads(Path("model/choice.json").read_text())
+    other = hashlib.sha256(Path("runs/long/model.safetensors").read_bytes()).hexdigest()
+    Path("model/choice.json").write_text(json.dumps({**choice, "sha256": other, "replaces": choice["sha256"]}))
+    assert "It replaces the one before." in fetch("one", kit, Path("model"))[-1]
+    # A model that no fetch has written is not lost.
+    Path("model/model.safetensors").write_bytes(b"trained here")
+    for content in (Path("model/choice.json").read_text(), "{}", "no JSON", None):
+        if content is None:
+            Path("model/choice.json").unlink()
+        else:
+            Path("model/choice.json").write_text(content)
+        with pytest.raises(ConfigError, match=r"model\.safetensors was not written by .*--overwrite"):
+            fetch("one", kit, Path("model"))
+        assert Path("model/model.safetensors").read_bytes() == b"trained here"
+    assert "long is in model." in fetch("one", kit, Path("model"), overwrite=True)[-1]
+    Path("file").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        fetch("one", kit, Path("file"))
     damaged = bytearray(Path("published/long.safetensors").read_bytes())
     damaged[-1] ^= 1
     Path("published/long.safetensors").write_bytes(damaged)

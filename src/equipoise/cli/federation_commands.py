@@ -77,6 +77,8 @@ def site(
         kit = place.make_kit(name, renew=renew)
         whose = "" if (kit / "node.key").exists() else "the site has its key itself; "
         typer.echo(f"{kit}  ({whose}let it in: equipoise flower register {name})")
+        for doubt in place.doubts(name):
+            typer.echo(f"WARNING: {doubt}", err=True)
         if renew:
             typer.echo('The old key is off the list. Runs with nodes="nodes.toml" ask it nothing from their next round on.')
             typer.echo(f"To end its connection: equipoise flower unregister {name}")
@@ -347,7 +349,8 @@ def fetch(
         str, Argument(metavar="SOURCE", help="What `equipoise flower publish` wrote: its folder, or its address.")
     ],
     kit: KitOption = Path(),
-    out: Annotated[Path, Option("--out", metavar="DIR", help="A new folder for the model.")] = Path("model"),
+    out: Annotated[Path, Option("--out", metavar="DIR", help="The folder for the model.")] = Path("model"),
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace a model there that is none of an earlier fetch.")] = False,
     token: Annotated[str | None, Option(envvar="EQUIPOISE_TOKEN", metavar="TOKEN", help="Of the server.")] = None,
     ca: Annotated[Path | None, Option("--ca", metavar="FILE", help="TLS: the server's authority. Default: the kit's.")] = None,
 ) -> None:
@@ -355,7 +358,7 @@ def fetch(
     _require_flower()
     from equipoise.engines.flower.operate.fetching import fetch as fetch_model
 
-    for line in fetch_model(source, use_kit(kit), out, token=token, authority=ca):
+    for line in fetch_model(source, use_kit(kit), out, token=token, authority=ca, overwrite=overwrite):
         typer.echo(line)
 
 

@@ -251,7 +251,8 @@ def evaluation_point(event: dict[str, Any]) -> EvaluationPoint:
     """An evaluation as the log holds it."""
     from equipoise.observers import EvaluationPoint
 
-    return EvaluationPoint(event["round"], {k: _numbers(v) for k, v in event["splits"].items()}, event.get("histogram"))
+    splits = {split: _numbers(figures) for split, figures in event["splits"].items()}
+    return EvaluationPoint(event["round"], splits, event.get("histogram"), event.get("not_evaluated", {}))
 
 
 def no_rows() -> tuple[Any, ...]:

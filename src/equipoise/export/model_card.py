@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from equipoise.absent_clients import absent_words
 from equipoise.core.version import VERSION
 from equipoise.metrics import summarise, summarise_metric
 from equipoise.privacy.drowned_sums import drowning_words
@@ -49,6 +50,8 @@ def card(run: RunRecord, *, about: Mapping[str, Any] | None = None, groups: Grou
         "measured": run.measured,
         "in_percent": in_percent([run]),
         "metrics": splits,
+        "not_evaluated": {split: len(absent) for split, absent in run.clients.not_evaluated.items()},
+        "not_evaluated_words": absent_words(run.clients, run.judged_on, named=not private),
         "subgroups": subgroups(run, rows, groups),
         "small_groups": sum(len(place) < FEWEST for place in parts.values()),
         "left_behind": left_behind(rows, private=private),
@@ -215,6 +218,9 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield from table({f"{split} clients": row for split, row in content["metrics"].items()})
     yield ""
+    if content.get("not_evaluated_words"):
+        yield escaped(content["not_evaluated_words"])
+        yield ""
     if content["subgroups"]:
         yield f"### By group of {content['judged_on']} clients"
         yield ""

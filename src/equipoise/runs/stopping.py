@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from equipoise.absent_clients import name_evaluated
 from equipoise.errors import IncompatibleParts, InvalidParameter, require, require_integer, require_number, unknown_name
 
 if TYPE_CHECKING:  # a configuration has such a rule, and reading one need not wait for torch
@@ -31,6 +32,9 @@ class EarlyStopping:
 
     Result, client table and summary are then of the best iterate, and `history.stopped` says when and why. A run that reaches
     its last round first ends as if there were no stopping.
+
+    In a federation a client may miss an evaluation. One over other clients than the best one is neither better nor worse: it
+    is passed over. After `patience` of them in a row, the search for the best iterate begins anew with these clients.
 
     The validation clients are part of training here: with differential privacy this is refused unless `public` declares that
     they are public, for their figures decide what is released and no noise hides them.
@@ -89,11 +93,15 @@ class EarlyStopping:
     def seen(self, state: StopState, clients: ClientTable, iterate: ServerState) -> StopState:
         """The state after an evaluation of `clients` at an iterate. A value that is no number is no improvement."""
         value, higher = self.value(clients)
+        of = name_evaluated(clients, self.split)
+        others = state.best is not None and of != state.clients != ""
+        if others and math.isfinite(value) and state.passed_over + 1 < self.patience:
+            return replace(state, passed_over=state.passed_over + 1)
         gain = value - state.value if higher else state.value - value
-        if math.isfinite(value) and (state.best is None or gain > self.min_change):
-            return StopState(value, _to_keep(iterate), 0)
+        if math.isfinite(value) and (state.best is None or others or gain > self.min_change):
+            return StopState(value, _to_keep(iterate), 0, clients=of)
         waited = state.waited + 1
-        return replace(state, waited=waited, over=state.best is not None and waited >= self.patience)
+        return replace(state, waited=waited, passed_over=0, over=state.best is not None and waited >= self.patience)
 
 
 def refuse_stop(
@@ -151,6 +159,8 @@ class StopState:
     best: ServerState | None = None
     waited: int = 0
     over: bool = False  # whether the run ends here
+    clients: str = ""  # a hash of the clients that the best evaluation is of; empty in checkpoints of earlier versions
+    passed_over: int = 0  # evaluations in a row that were of other clients
 
 
 @dataclass(frozen=True)

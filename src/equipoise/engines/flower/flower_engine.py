@@ -23,6 +23,7 @@ from equipoise.client_metrics import ClientMetrics
 from equipoise.client_table import ClientTable
 from equipoise.core.abilities import solver_traits
 from equipoise.core.carried import mean_carried
+from equipoise.core.error_names import ZERO_ONE
 from equipoise.core.task import Task
 from equipoise.core.update_checks import checked_norms, longest_square, with_carried
 from equipoise.data.clients import ClientSet
@@ -32,10 +33,12 @@ from equipoise.engines.flower.apps.run_control import RunControl
 from equipoise.engines.flower.apps.welcome import Welcome
 from equipoise.engines.flower.personal.remote_work import UNKNOWN_SCORES, RemotePersonalWork
 from equipoise.engines.flower.personal.solver_memory import RemoteRows, kept_values
+from equipoise.engines.flower.secure.evaluations import BY_POLICY, SecureEvaluation, list_absent, unknown_table
 from equipoise.engines.flower.secure.identities import default_colluders, read_public_text, signed_threshold
 from equipoise.engines.flower.secure.network_rules import refuse_on_nodes
-from equipoise.engines.flower.secure.protections import SecureEvaluation, mask_sums
-from equipoise.engines.flower.transport.messages import BadMessage, MessageContent, counted
+from equipoise.engines.flower.secure.protections import mask_sums
+from equipoise.engines.flower.transport.answer_readings import asked_metrics, read_any_loss, read_loss, wrong_scores
+from equipoise.engines.flower.transport.messages import MessageContent, counted
 from equipoise.engines.flower.transport.messenger import (
     ClientRequest,
     Messenger,
@@ -132,6 +135,7 @@ class FlowerEngine(Engine):
         self.names_nobody = False  # under differential privacy a loss that is not finite counts as the bound
         self.round = RoundAtHand()
         self.evaluated: dict[str, list[str]] = {}  # who answered the last evaluation, by split
+        self.unanswered: dict[str, str] = {}  # who did not, and why
         self.tries: list[str] = []  # why the round was tried again, each time
 
     @property
@@ -378,13 +382,23 @@ class FlowerEngine(Engine):
     def client_table(
         self, params: Tensor, data: FederatedData, round_index: int, metrics: ClientMetrics | None = None
     ) -> ClientTable:
-        """Every client of every split at `params`, in one exchange; clients that do not answer have no row."""
+        """Every client of every split at `params`, in one exchange; clients that do not answer have no row, and are named."""
         if self.secure is not None:
             return self.secure.table(params, data, round_index)
-        scores = self._scores(params, self.federation.members, metrics)
+        members = self.federation.members
+        may = [client for client, member in members.items() if member.evaluates]
+        scores = self._scores(params, may, metrics) if may else {}
+        shares = self.task.error_name == ZERO_ONE
+        wrong = {client: why for client, found in scores.items() if (why := wrong_scores(found.values(), shares=shares))}
+        if len(wrong) < len(scores):  # where all are wrong, the model is
+            scores = {client: found for client, found in scores.items() if client not in wrong}
+            self.unanswered |= wrong
         self.evaluated = {s: [i for i in clients.ids if s in scores.get(i, {})] for s, clients in data.splits.items()}
+        if not may:
+            return unknown_table(data)
         if not self.evaluated["train"]:
             raise TooFewClients("No client that trains has answered the evaluation.")
+        reasons = {**self.messenger.barred, **self.unanswered, **dict.fromkeys(members.keys() - may, BY_POLICY)}
         rows = [(client, split) for split, ids in self.evaluated.items() for client in ids]
         ids, splits = zip(*rows, strict=True)
         seen = set(data.train.ids)
@@ -396,6 +410,7 @@ class FlowerEngine(Engine):
             torch.tensor([self.federation.members[client].splits[split] for client, split in rows]),
             loss,
             error,
+            not_evaluated=list_absent(data, self.evaluated, reasons),
         )
         return table if metrics is None or not more else table.with_metrics(metrics, torch.stack(more))
 
@@ -422,12 +437,13 @@ class FlowerEngine(Engine):
             reasons = {client: self.messenger.faults.get(client, "") for client in left}
             if not left:
                 break
+        self.unanswered = reasons
         if left:
             shown = show_faults(reasons)
             warnings.warn(EquipoiseNotice(f"{counted(len(left), 'client')} could not be evaluated: {shown}."), stacklevel=2)
         if len(scores) < min(self.patience.minimum, len(scores) + len(left)):
             answered = f"{counted(len(scores), 'client')} answered the evaluation"
-            raise TooFewClients(f"{answered}, and {self.patience.minimum} are needed.")
+            raise TooFewClients(f"{answered}, and {self.patience.minimum} are needed: {show_faults(reasons)}.")
         return scores
 
     def _read_scores(self, count: int, answer: MessageContent) -> dict[str, Tensor]:
@@ -460,22 +476,3 @@ class FlowerEngine(Engine):
         protected = mask_sums(self, cast(Protected, protection), algorithm)
         self.secure = SecureEvaluation(self, protected.book)
         return protected
-
-
-def read_any_loss(answer: MessageContent) -> float:
-    """The loss of a client; infinite where it is not finite."""
-    loss = float(answer.tensor("loss", torch.float64, (1,)))
-    return loss if math.isfinite(loss) else math.inf
-
-
-def asked_metrics(metrics: ClientMetrics | None) -> dict[str, list[str]]:
-    """What a request says of the metrics that it asks for; nothing without any."""
-    return {"metrics": list(metrics.functions)} if metrics is not None and len(metrics) else {}
-
-
-def read_loss(answer: MessageContent) -> float:
-    """The loss of a client; one that is not finite is refused."""
-    loss = float(answer.tensor("loss", torch.float64, (1,)))
-    if not math.isfinite(loss):
-        raise BadMessage("has a loss that is not finite")
-    return loss

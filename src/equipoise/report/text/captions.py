@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from equipoise.absent_clients import changed_clients_words
 from equipoise.report.data import series
 from equipoise.report.data.over_seeds import trivial_name, worse_than_trivial
 from equipoise.report.data.results_by_method import MethodResults, Study
@@ -110,7 +111,7 @@ def _curves(study: Study, band: str, smoothed: str) -> Caption:
         return (
             f"{what} over the rounds: where curves are flat, more rounds bring little",
             f"The {noun} over {_evaluated_clients(study)}, evaluated along the way.{band}"
-            f"{served_model(study, brief=True)}{_late_own_models(study)}",
+            f"{served_model(study, brief=True)}{_late_own_models(study)}{_changed_clients(study)}",
         )
     return (
         "Training loss over the rounds: where curves are flat, more rounds bring little",
@@ -122,6 +123,15 @@ def _curves(study: Study, band: str, smoothed: str) -> Caption:
 def _evaluated_clients(study: Study) -> str:
     """The clients of evaluations during training: small ones were not left out of these."""
     return f"all {study.judged.split} clients, also small ones" if study.judged.at_least else str(study.judged)
+
+
+def _changed_clients(study: Study) -> str:
+    """Sentences on runs whose evaluations are over different clients, so that points of a curve do not compare."""
+    found = [
+        (run, changed_clients_words(run.history.points, study.judged.split, named=run.epsilon is None)) for run in study.runs
+    ]
+    several = len(found) > 1
+    return "".join(f" {f'{run.name}, seed {run.seed}: ' * several}{words}" for run, words in found if words)
 
 
 def _late_own_models(study: Study) -> str:

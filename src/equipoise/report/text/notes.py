@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
+from equipoise.absent_clients import absent_words
 from equipoise.privacy.observer_table import composed_words
 from equipoise.report.data.over_seeds import malicious_clients, without_own_models
 from equipoise.report.data.results_by_method import MethodResults, Study
@@ -41,7 +42,23 @@ def header_note(study: Study) -> str:
         )
     if untrained := untrained_words({method.name: method.runs for method in study.methods}):
         sentences.append(untrained)
-    sentences += filter(None, (study.contradictions, small_clients_words(study.runs)))
+    sentences += filter(None, (absent_note(study), study.contradictions, small_clients_words(study.runs)))
+    return " ".join(sentences)
+
+
+def absent_note(study: Study) -> str:
+    """Sentences on clients that the figures leave out because they were not evaluated; empty without any.
+
+    Of a private run the number alone: who took part is part of what ε hides.
+    """
+    split, several = study.judged.split, len(study.runs) > 1
+    sentences = []
+    for method in study.methods:
+        for run in method.runs:
+            words = absent_words(run.clients, split, named=run.epsilon is None)
+            sentences += [f"{method.name}, seed {run.seed}: {words}" if several else words] if words else []
+    if len({tuple(sorted(run.clients.not_evaluated.get(split, ()))) for run in study.runs}) > 1:
+        sentences.append("Runs that leave out different clients do not compare: differences may come from the clients.")
     return " ".join(sentences)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from flwr.serverapp import Grid
 from torch import nn
 
+from equipoise.absent_clients import absent_words
 from equipoise.algorithm import Algorithm
 from equipoise.core.files import locked, write_atomically
 from equipoise.core.task import Task
@@ -42,6 +43,7 @@ from equipoise.experiment.recorded import FEDERATION, RecordedConfig
 from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.train_options import TrainRecord
 from equipoise.models.adapters import WHY_NOT_BOTH, trains_lora_a
+from equipoise.observers import Evaluation
 from equipoise.privacy.drowned_sums import drowning_words
 from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.result import Result
@@ -115,6 +117,7 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
         while True:
             refuse_silent(members, plan.algorithm, signed=plan.signed)
             refuse_unmeasured(members, plan.metrics)
+            refuse_many_evaluations(members, plan)
             data = make_stand_in(members.values(), plan.data)
             welcome.settle(members)
             welcome.admits = place is not None and admits_latecomers(plan.algorithm)
@@ -266,6 +269,19 @@ def refuse_unmeasured(members: Mapping[str, Member], metrics: Mapping[str, Any] 
             )
 
 
+def refuse_many_evaluations(members: Mapping[str, Member], plan: ServerPlan) -> None:
+    """Refuse to begin a run with more evaluations than the policy of some node allows: it would stop on its way."""
+    every = plan.evaluate_every or (1 if plan.stop is not None else None)
+    planned = 1 + (max(0, plan.rounds - 1) // every if every is not None else 0)
+    limits = {client: member.evaluations for client, member in members.items() if member.evaluates and member.evaluations}
+    if strict := [client for client, most in limits.items() if most < planned]:
+        least = min(limits[client] for client in strict)
+        raise IncompatibleParts(
+            f"The run has {planned} evaluations, and the policies of {', '.join(strict[:5])} allow fewer, the least {least}.",
+            "Raise evaluate-every, or ask the owners to raise `evaluations` in policy.toml.",
+        )
+
+
 # ------------------------------------------------------------------------------------------------------- the run as a folder
 
 
@@ -374,6 +390,13 @@ class LogRounds(Observer):
         for client, why in report.missing.items():
             if why != RETIRED:  # of which the log has told
                 log.warning("Round %d goes on without %s, who %s.", report.round + 1, client, why)
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        """Log who is not in the figures of an evaluation: its means do not compare with those over other clients."""
+        table, told = evaluation.clients, {RETIRED}  # of which the log has told
+        lacking = [split for split, absent in table.not_evaluated.items() if set(absent.values()) - told]
+        for split in [each for each in ("test", "validation", "train") if each in lacking][:1]:
+            log.warning("Evaluation after round %d: %s", evaluation.round, absent_words(table, split))
 
 
 def write_roster(members: Mapping[str, Member], run: str) -> str:

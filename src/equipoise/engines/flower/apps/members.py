@@ -54,6 +54,7 @@ class Member:
     only_sums: bool = False
     minimum_crowd: int = 2  # the fewest clients in a secure sum that the node takes part in
     evaluates: bool = True  # whether it takes part in evaluations
+    evaluations: int | None = None  # in how many of a run at most; None: in any number
     identity: str = ""  # the public key by which other nodes know it, where it has one
     metrics: tuple[str, ...] = ()  # those that the node computes
     key: str = ""  # the public key that the node has proved to have, where it has one
@@ -88,6 +89,9 @@ class Member:
         crowd, evaluates = content.values.get("minimum_crowd", 2), content.values.get("evaluates", True)
         if not is_integer(crowd) or not 2 <= crowd <= MOST_CLIENTS or not isinstance(evaluates, bool):
             raise BadMessage(f"{name} demands a crowd of {shorten(crowd)!r}", left_out.INTRODUCTION)
+        most = content.values.get("evaluations")
+        if most is not None and (not is_integer(most) or most < 1):
+            raise BadMessage(f"{name} allows {shorten(most)!r} evaluations", left_out.INTRODUCTION)
         identity = content.values.get("identity", "")
         if identity:
             try:
@@ -99,8 +103,8 @@ class Member:
         key, own = read_proof(content, name), str(content.values.get("mark", ""))[:64]
         versions, compact = read_versions(content.values.get("versions")), content.values.get("compact") is True
         return cls(
-            name, splits, x, y, classes, mark, scale, shift, alone, crowd, evaluates, identity, metrics, key, own, versions,
-            compact,
+            name, splits, x, y, classes, mark, scale, shift, alone, crowd, evaluates, most, identity, metrics, key, own,
+            versions, compact,
         )  # fmt: skip
 
     def refuse_earlier_version(self, news: str) -> None:
@@ -113,8 +117,8 @@ class Member:
 
     @property
     def marks(self) -> dict[str, Any]:
-        """What a run must find again to go on; metrics, keys and versions may change meanwhile."""
-        changing = ("metrics", "key", "mark", "versions", "compact")
+        """What a run must find again to go on; metrics, keys, versions and the most evaluations may change meanwhile."""
+        changing = ("evaluations", "metrics", "key", "mark", "versions", "compact")
         return {key: value for key, value in asdict(self).items() if key not in changing}
 
     def has_same_data(self, now: Member) -> bool:

@@ -43,6 +43,7 @@ def introduce(session: NodeSession) -> Answer:
         "only_sums": session.policy.only_sums,
         "minimum_crowd": session.policy.minimum_crowd,
         "evaluates": session.policy.evaluate,
+        "evaluations": session.policy.evaluations,
         "identity": public_text(session.identity.public) if session.identity is not None else "",
         "metrics": list(session.setup.metrics.functions),
         "mark": session.ledger.mark,
@@ -81,7 +82,7 @@ def compute_update(session: NodeSession) -> Answer:
 
 def compute_scores(session: NodeSession) -> Answer:
     """Mean loss and error of the model it was sent, on each of the client's splits."""
-    session.refuse_single()
+    session.begin_evaluation("shared")
     return {}, session.score(session.params.unsqueeze(0))
 
 

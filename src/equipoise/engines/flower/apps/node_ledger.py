@@ -10,17 +10,21 @@ import hashlib
 import hmac
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 from equipoise.core.files import config_folder, locked, write_atomically
-from equipoise.engines.flower.secure.sum_terms import name_sum
+from equipoise.engines.flower.apps.node_policy import PolicyRefusal
+from equipoise.engines.flower.secure.sum_terms import SCORES, name_sum
 from equipoise.errors import EquipoiseError, NotWritten
 from equipoise.privacy.accounting import gaussian_epsilon
 from equipoise.privacy.ledger import Ledger, LedgerEntry, new_token
 from equipoise.privacy.releases import fold
 
 SECRET_BYTES = 32
+EVALUATION = "evaluation "  # how the purposes of evaluations begin that no secure sum hides
 
 
 class AlreadyReleased(EquipoiseError):
@@ -59,26 +63,55 @@ class NodeLedger:
         *,
         epsilon: float | None = None,
         delta: float = 1e-5,
+        evaluations: int | None = None,
     ) -> None:
         """Write down a release with this noise multiplier (None: it is exact).
 
-        It is refused if it was answered before, or goes beyond the budget `epsilon`. Several processes of the node may answer
-        at once, so one of them at a time looks into the file and writes.
+        It is refused if it was answered before, goes beyond the budget `epsilon`, or is one of more `evaluations` of its run.
+        Several processes of the node may answer at once, so one of them at a time looks into the file and writes.
         """
-        with locked(self._path.with_suffix(".lock"), wait=True):
-            if self._path.exists() and self._path.stat().st_size != self._size:  # another process has written
-                self._read()
+        with self._alone():
             if (run, round_index, purpose) in self._answered:
                 raise AlreadyReleased(f"{name_sum(purpose, round_index)} in run {run!r} was answered before, and is not again.")
+            if purpose.startswith(SCORES):
+                self.check_evaluations(run, round_index, evaluations)
             if multiplier is not None:
                 self.check_budget(multiplier, epsilon, delta)
-            kind: Literal["release", "exact"] = "exact" if multiplier is None else "release"
-            noise = math.inf if multiplier is None else multiplier
-            sampling = () if multiplier is None else ("everyone",)
-            entry = LedgerEntry(kind, "", run, round_index, purpose, noise, noise, sampling, token=new_token())
-            self.ledger.write(entry)
-            self._answered.add((run, round_index, purpose))
-            self._size = self._path.stat().st_size
+            self._write(run, round_index, purpose, multiplier)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process of the node writes meanwhile, and what others have written is known."""
+        with locked(self._path.with_suffix(".lock"), wait=True):
+            if self._path.exists() and self._path.stat().st_size != self._size:
+                self._read()
+            yield
+
+    def _write(self, run: str, round_index: int, purpose: str, multiplier: float | None) -> None:
+        kind: Literal["release", "exact"] = "exact" if multiplier is None else "release"
+        noise = math.inf if multiplier is None else multiplier
+        sampling = () if multiplier is None else ("everyone",)
+        self.ledger.write(LedgerEntry(kind, "", run, round_index, purpose, noise, noise, sampling, token=new_token()))
+        self._answered.add((run, round_index, purpose))
+        self._size = self._path.stat().st_size
+
+    def begin_evaluation(self, run: str, kind: str, subject: str, most: int) -> None:
+        """Count an evaluation that no secure sum hides, and refuse it if the run has had `most` of its kind, which is one word.
+
+        `subject` is a hash of what is evaluated. The same again tells nothing new: it is not counted again, nor refused.
+        """
+        start = f"{EVALUATION}{kind} "
+        with self._alone():
+            known = {entry.purpose for entry in self.ledger if entry.run == run and entry.purpose.startswith(start)}
+            if start + subject not in known:
+                self.check_evaluations(run, len(known), most)
+                self._write(run, len(known), start + subject, None)
+
+    def check_evaluations(self, run: str, round_index: int, most: int | None) -> None:
+        """Refuse an evaluation after another round than those of `most` evaluations of the run; None is any number."""
+        made = {e.round for e in self.ledger if e.run == run and e.purpose.startswith((SCORES, EVALUATION))} - {round_index}
+        if most is not None and len(made) >= most:
+            raise PolicyRefusal(f"Run {run!r} has had {len(made)} evaluations, and the policy allows {most}.")
 
     def epsilon(self, delta: float, *, further: float = math.inf) -> float:
         """ε of all noisy releases so far, and of one more with the multiplier `further`."""

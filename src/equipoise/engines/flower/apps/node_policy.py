@@ -38,14 +38,15 @@ class NodePolicy:
     """What a node refuses, by its owner's word. `docs/federation.md` has the reference of the file.
 
     `only_sums`: nobody gets a single loss, score or update. `minimum_crowd`: the fewest clients in any secure sum, evaluations
-    included. `minimum_tail`: the fewest in the tail of Δ-FL without noise. `rounds`: the most rounds of a run. A sum must have
-    noise of at least `noise_multiplier` times what the clipped contribution of this node moves it by, and updates a `clip`
-    of at most that much. With `epsilon` every sum must have noise; what all of them cost together, at `delta`, is for the
-    node's ledger to count. `evaluate`: whether exact means over clients of
-    loss and error, which no noise covers, may be asked for. `parts`: the parts of the catalogue that may run here, as
-    "kind.name" (None: all), and `allow`: packages whose classes may. Answers leave `answer_after` seconds after their request,
-    or at a multiple of it. With `key`, the file of this node's private key, and `peers`, that of the other nodes' public keys,
-    the node takes part in signed sums alone, and withstands `colluders` nodes that help the server (None: just below a third).
+    included. `minimum_tail`: the fewest in the tail of Δ-FL without noise. `rounds`: the most rounds of a run, and
+    `evaluations`: the most evaluations of a run. A sum must have noise of at least `noise_multiplier` times what the clipped
+    contribution of this node moves it by, and updates a `clip` of at most that much. With `epsilon` every sum must have noise;
+    what all of them cost together, at `delta`, is for the node's ledger to count. `evaluate`: whether loss and error, which no
+    noise covers, may be asked for: exact means over clients and, without `only_sums`, those of this client alone. `parts`: the
+    parts of the catalogue that may run here, as "kind.name" (None: all), and `allow`: packages whose classes may. Answers leave
+    `answer_after` seconds after their request, or at a multiple of it. With `key`, the file of this node's private key, and
+    `peers`, that of the other nodes' public keys, the node takes part in signed sums alone, and withstands `colluders` nodes
+    that help the server (None: just below a third).
     """
 
     only_sums: bool = True
@@ -63,11 +64,14 @@ class NodePolicy:
     key: str | None = None
     peers: str | None = None
     colluders: int | None = None
+    evaluations: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("minimum_crowd", "minimum_tail"):
             require_integer(name, getattr(self, name), 2, fix="A sum over one client is its own.")
         require_integer("rounds", self.rounds, 1, none="any number")
+        fix = "To allow none, write evaluate = false."
+        require_integer("evaluations", self.evaluations, 1, none="any number", fix=fix)
         for name in ("noise_multiplier", "clip", "epsilon"):
             require_number(name, getattr(self, name), "(0, ∞)", none="any")
         require_number("delta", self.delta, "(0, 1)")
@@ -112,7 +116,7 @@ class NodePolicy:
             key=self.key or other.key,
             peers=self.peers or other.peers,
             colluders=max((c for c in (self.colluders, other.colluders) if c is not None), default=None),
-            **{name: smaller(name) for name in ("rounds", "clip", "epsilon", "delta")},
+            **{name: smaller(name) for name in ("rounds", "evaluations", "clip", "epsilon", "delta")},
         )
 
     # ---------------------------------------------------------------------------------------------------- checks of a request
@@ -129,6 +133,11 @@ class NodePolicy:
         if self.rounds is not None and round_index >= self.rounds:
             raise PolicyRefusal(f"Round {round_index + 1} is beyond the {self.rounds} rounds that the policy allows.")
 
+    def check_evaluation(self) -> None:
+        """Refuse an evaluation if the owner allows none."""
+        if not self.evaluate:
+            raise PolicyRefusal("The policy allows no evaluations.")
+
     def check_terms(self, terms: SumTerms) -> None:
         """Refuse a sum over too few clients: those that must be in it, not those that are invited."""
         if terms.fewest < self.minimum_crowd:
@@ -137,8 +146,7 @@ class NodePolicy:
     def check_sum(self, kind: str, asked: Mapping[str, Any], terms: SumTerms) -> None:
         """Refuse a sum with less noise than the owner demands, of too small a tail, or an evaluation that he does not allow."""
         if kind == "scores":
-            if not self.evaluate:
-                raise PolicyRefusal("The policy allows no evaluations.")
+            self.check_evaluation()
             return
         if kind in EXACT_SUMS:
             if self.noisy or self.clip is not None:

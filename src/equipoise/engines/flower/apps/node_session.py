@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import engine_traits, is_part
+from equipoise.core.fingerprints import tensors_fingerprint
 from equipoise.core.per_example_losses import PerExample
 from equipoise.core.task import Task
 from equipoise.core.task_trial import try_task
@@ -225,6 +226,14 @@ class NodeSession:
         """A node without training examples takes no part in rounds."""
         if not self.node.trains:
             raise InvalidData(f"{self.client} has no examples to train on.")
+
+    def begin_evaluation(self, kind: str) -> None:
+        """Refuse an evaluation that the owner does not allow, and count another: of the "shared" model, or of its "own"."""
+        self.policy.check_single()
+        self.policy.check_evaluation()
+        if self.policy.evaluations is not None:
+            model = tensors_fingerprint([(f"after round {self.request.round}", self.params.cpu())])
+            self.ledger.begin_evaluation(self.request.value("run", str), kind, model, self.policy.evaluations)
 
     def refuse_single(self) -> None:
         """A node may be set to show nobody what is its alone."""

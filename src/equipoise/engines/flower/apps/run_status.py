@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from equipoise.absent_clients import count_evaluated
 from equipoise.core.files import GrowingFile, write_atomically
 from equipoise.engines.flower.apps.members import Member
 from equipoise.engines.flower.apps.node_keys import RETIRED
@@ -52,7 +53,7 @@ class RunStatus(Observer):
             try:
                 before = json.loads((folder / STATUS).read_text(encoding="utf-8"))
                 kept = {key: before[key] for key in ("round", "alerts", "clients")}
-                self.about |= kept
+                self.about |= kept | {key: before[key] for key in ("evaluation",) if key in before}
             except (OSError, ValueError, KeyError, TypeError):
                 self.event("warning", text=f"{STATUS} could not be read, and begins anew.")
         self._ended = folder is not None and RunFolder(folder).finished  # a run that is to get more rounds
@@ -175,10 +176,16 @@ class RunStatus(Observer):
         self.write()
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
-        """Where single errors may be known, a site whose error is far above the others' is an alert."""
+        """Tell who was not evaluated. Where single errors may be known, a site with one far above the others' is an alert."""
+        table = evaluation.clients
+        counts = {split: count_evaluated(table, split) for split in dict.fromkeys(table.split)}
+        absent = {client: why for found in table.not_evaluated.values() for client, why in found.items()}
+        told = {"after_round": evaluation.round, "clients": counts, "not_evaluated": absent}
+        self.about["evaluation"] = told
+        self.event("evaluation", **told)
+        self.write()
         if not self.open_scores:
             return
-        table = evaluation.clients
         split = "test" if "test" in table.split else "train"
         errors = {
             client: float(error)

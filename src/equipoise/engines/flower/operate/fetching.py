@@ -30,6 +30,7 @@ from equipoise.experiment.run_files import RunFolder, file_checksum, refuse_dama
 from equipoise.runs.trivial_answer import trivial_answer
 
 MANIFEST = "manifest.json"
+MODEL, CHOICE = "model.safetensors", "choice.json"  # what `fetch` leaves on a site
 LARGEST_MANIFEST, LARGEST_MODEL = 2**20, 4 * 2**30
 SECONDS = 60.0  # for an answer of the web server
 
@@ -113,13 +114,15 @@ def read_entries(content: bytes) -> list[dict[str, Any]]:
     return list(entries)
 
 
-def fetch(source: str, kit: Kit, out: Path, *, token: str | None = None, authority: Path | None = None) -> list[str]:
-    """Get the models, try each on this node's data, and keep the best in a new folder; what was found, line by line.
+def fetch(
+    source: str, kit: Kit, out: Path, *, token: str | None = None, authority: Path | None = None, overwrite: bool = False
+) -> list[str]:
+    """Get the models, try each on this node's data, and keep the best in a folder; what was found, line by line.
 
     Validation examples decide where there are any, else the examples to train on: those to test on are left for a fair figure.
+    What an earlier `fetch` has put into the folder is replaced; files of others are, too, if `overwrite` says so.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} is not empty, and nothing is overwritten. Name a new folder: --out DIR.")
+    before = find_fetched(out, overwrite=overwrite)
     read = reader(source, token=token, authority=authority or kit.authority)
     files = {}
     for entry in read_entries(read(MANIFEST, LARGEST_MANIFEST)):
@@ -134,9 +137,11 @@ def fetch(source: str, kit: Kit, out: Path, *, token: str | None = None, authori
     judged = next(split for split in ("validation", "train", "test") if split in next(iter(scores.values())))
     best = min(scores, key=lambda name: scores[name][judged][0])
     make_folder(out)
-    write_atomically(out / "model.safetensors", files[best])
-    choice = {"model": best, "judged_by": judged, "sha256": hashlib.sha256(files[best]).hexdigest(), "source": source}
-    write_atomically(out / "choice.json", (json.dumps({**choice, "scores": scores}, indent=1) + "\n").encode())
+    now = hashlib.sha256(files[best]).hexdigest()
+    choice = {"model": best, "judged_by": judged, "sha256": now, "source": source, "scores": scores, "replaces": before}
+    # The choice first: if the process ends between the two, it still tells both models from files of others.
+    write_atomically(out / CHOICE, (json.dumps(choice, indent=1) + "\n").encode())
+    write_atomically(out / MODEL, files[best])
     lines = [
         f"{name}: " + ", ".join(f"{split} loss {loss:.4f}, error {error:.4f}" for split, (loss, error) in found.items())
         for name, found in scores.items()
@@ -145,8 +150,34 @@ def fetch(source: str, kit: Kit, out: Path, *, token: str | None = None, authori
     trivial = trivial_errors(app, kit)
     lines += [f"{name} for all: " + ", ".join(f"{split} error {error:.4f}" for split, error in errors.items())
               for name, errors in trivial.items()]  # fmt: skip
-    lines += [f"{chosen} in {out}. Nothing was sent."]
+    replaced = "" if before is None else " It was there already." if before == now else " It replaces the one before."
+    lines += [f"{chosen} in {out}.{replaced} Nothing was sent."]
     return lines + warn_of_trivial(best, scores[best], trivial)
+
+
+def find_fetched(out: Path, *, overwrite: bool) -> str | None:
+    """The SHA-256 of the model that an earlier `fetch` has put into a folder; None without one.
+
+    A folder in which files of others would be lost is refused, unless `overwrite`.
+    """
+    model, choice = out / MODEL, out / CHOICE
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out must be a folder, but {out} is a file. Name another: --out DIR.")
+    try:
+        about = json.loads(choice.read_text(encoding="utf-8"))
+        known = {about["sha256"], about.get("replaces")}
+    except FileNotFoundError:
+        known = set()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        known = None
+    there = file_checksum(model) if model.is_file() else None
+    foreign = MODEL if there is not None and there not in (known or ()) else CHOICE if known is None else None
+    if foreign is not None and not overwrite:
+        raise ConfigError(
+            f"{out / foreign} was not written by `equipoise flower fetch`, and would be lost. Name another folder (--out DIR), "
+            "or replace it (--overwrite)."
+        )
+    return there
 
 
 def trivial_errors(app: NodeApp, kit: Kit) -> dict[str, dict[str, float]]:

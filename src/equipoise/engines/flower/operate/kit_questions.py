@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import re
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -22,7 +25,8 @@ def show_policy(policy: NodePolicy) -> str:
     """What a policy demands, in a few words."""
     alone = "nobody gets a single loss or update" if policy.only_sums else "the server sees this node's losses and updates"
     said = [alone, f"secure sums over {policy.minimum_crowd} clients or more"]
-    limits = {"rounds": policy.rounds, "noise_multiplier": policy.noise_multiplier, "clip": policy.clip, "ε": policy.epsilon}
+    limits: dict[str, float | None] = {"rounds": policy.rounds, "evaluations": policy.evaluations}
+    limits |= {"noise_multiplier": policy.noise_multiplier, "clip": policy.clip, "ε": policy.epsilon}
     words = {"rounds": "at most {:g} rounds", "noise_multiplier": "noise multiplier at least {:g}", "clip": "clip at most {:g}"}
     said += [words.get(key, f"{key} at most {{:g}}").format(value) for key, value in limits.items() if value is not None]
     return "; ".join([*said, *([] if policy.noisy else ["no noise demanded"])])
@@ -46,6 +50,42 @@ def find_algorithm(app: str) -> Algorithm | None:
     except Exception:  # of the owner's own code: then it cannot be compared
         return None
     return found if isinstance(found, Algorithm) else None
+
+
+def read_algorithm(folder: Path, package: str) -> Algorithm | None:
+    """The algorithm in task.py of an app's folder as it is now; None where there is no such thing, or it cannot be loaded."""
+
+    def forget() -> None:
+        for name in [each for each in sys.modules if each == package or each.startswith(f"{package}.")]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+
+    kept, path, writes = dict(sys.modules), list(sys.path), sys.dont_write_bytecode
+    try:
+        forget()
+        sys.path.insert(0, str(folder.resolve()))
+        sys.dont_write_bytecode = True
+        return find_algorithm(f"{package}.client_app:app")
+    finally:
+        forget()
+        sys.path[:], sys.dont_write_bytecode = path, writes
+        sys.modules.update({name: module for name, module in kept.items() if name.partition(".")[0] == package})
+
+
+def demand_sums(policy: str) -> str:
+    """The text of a policy with `only_sums = true` in place of false.
+
+    >>> demand_sums("only_sums = false  # a comment")
+    'only_sums = true  # a comment'
+    """
+    return re.sub(r"(?m)^(\s*only_sums\s*=\s*)false\b", r"\1true", policy)
+
+
+def open_to_single_requests(policy: NodePolicy, algorithm: Algorithm) -> str:
+    """A warning if the algorithm uses secure sums alone and the policy would show single updates all the same; else empty."""
+    if policy.only_sums or not algorithm.traits.privacy.sums_alone:
+        return ""
+    return "only_sums = false, although task.py uses secure sums: a server may ask for this node's own loss and update"
 
 
 def refused_parts(policy: NodePolicy, algorithm: Algorithm) -> Iterator[str]:

@@ -14,12 +14,21 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from equipoise.algorithm import Algorithm
 from equipoise.core.files import write_atomically
 from equipoise.engines.flower.apps.node_keys import read_node_list
+from equipoise.engines.flower.apps.node_policy import read_policy
 from equipoise.engines.flower.operate.authority import Authority, new_node_key, write_file
+from equipoise.engines.flower.operate.kit_questions import (
+    demand_sums,
+    open_to_single_requests,
+    read_algorithm,
+    refused_parts,
+)
 from equipoise.errors import ConfigError, require
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -128,12 +137,31 @@ class OperatorFolder:
         values = {"package": self.package, "name": name, "address": address}
         render(DEPLOY / "site", kit, values, keep=(KIT, "policy.toml"))
         if not (kit / "policy.toml").exists():
-            shutil.copy(self.path / "policy.toml", kit / "policy.toml")
+            policy, algorithm = (self.path / "policy.toml").read_text(encoding="utf-8"), self.algorithm
+            sums = algorithm is not None and algorithm.traits.privacy.sums_alone
+            write_file(kit / "policy.toml", (demand_sums(policy) if sums else policy).encode(), secret=False)
         app = kit / "app" / self.package
         if app.exists():
             shutil.rmtree(app)
         shutil.copytree(self.path / self.package, app, ignore=shutil.ignore_patterns("__pycache__"))
         return kit
+
+    @cached_property
+    def algorithm(self) -> Algorithm | None:
+        """The algorithm in the app's task.py, once read; None where it cannot be."""
+        return read_algorithm(self.path, self.package)
+
+    def doubts(self, name: str) -> list[str]:
+        """What the policy of a site's kit gets wrong about the algorithm in task.py."""
+        file, algorithm = self.path / "sites" / name / "policy.toml", self.algorithm
+        if algorithm is None:
+            return [f"{self.package}/task.py has no `algorithm` that can be loaded: {file} is not compared with it."]
+        try:
+            policy = read_policy(file)
+        except ConfigError as failure:
+            return [str(failure)]
+        found = [open_to_single_requests(policy, algorithm), *refused_parts(policy, algorithm)]
+        return [f"{file}: {text}." for text in found if text]
 
     def list_key(self, name: str, public: str) -> None:
         """Write a node's public key into the operator's list: no other node takes part under its name."""

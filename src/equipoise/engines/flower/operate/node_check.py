@@ -29,6 +29,7 @@ from equipoise.engines.flower.apps.node_policy import NodePolicy, read_policy
 from equipoise.engines.flower.apps.owned_app import load_installed
 from equipoise.engines.flower.operate.kit_questions import (
     find_algorithm,
+    open_to_single_requests,
     refused_parts,
     show_policy,
     strange_columns,
@@ -144,6 +145,8 @@ class Checks:
             return "good", "the app has no task.py with an algorithm to compare the policy with"
         if refused := list(refused_parts(self.rules, algorithm)):
             return "fault", f"{self.kit.policy}: {'; '.join(refused)}. The node would refuse the run"
+        if warning := open_to_single_requests(self.rules, algorithm):
+            return "warning", f"{self.kit.policy}: {warning}. Write only_sums = true"
         return "good", "the policy allows the algorithm of task.py"
 
     def load_app(self) -> tuple[str, str]:

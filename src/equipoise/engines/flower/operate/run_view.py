@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from equipoise.absent_clients import list_reasons
 from equipoise.engines.flower.apps.run_control import read_order
 from equipoise.engines.flower.apps.run_status import STATUS
 from equipoise.errors import ConfigError
@@ -56,6 +57,8 @@ class RunView:
         if self.for_others and about.get("protected", True):
             hidden = "the operator's `equipoise flower status` names it"
             about["clients"] = {}
+            if "evaluation" in about:
+                about["evaluation"] = {**about["evaluation"], "not_evaluated": {}}
             about.pop("arrivals", None)
             about["alerts"] = [{"time": each["time"], "client": "a client", "text": hidden} for each in about["alerts"]]
             about["text"] = about["text"] if about["state"] == "gone" else ""  # a failure may name clients
@@ -70,6 +73,7 @@ class RunView:
             f"updated {about['updated']}",
         ]
         lines += arrival_lines(about.get("arrivals"))
+        lines += evaluation_lines(about.get("evaluation"))
         if not about["clients"]:
             return lines
         rows = [HEAD, *(_row(client, entry) for client, entry in sorted(about["clients"].items()))]
@@ -86,12 +90,13 @@ class RunView:
             for client, entry in sorted(about["clients"].items())
         )
         alerts = "".join(f"<li>{escape(a['time'])} {escape(a['client'])} {escape(a['text'])}</li>" for a in about["alerts"])
+        evaluated = "".join(f"<p>{escape(line)}</p>" for line in evaluation_lines(about.get("evaluation")))
         title = f"{escape(about['run'])}: {escape(about['state'])}"
         return (
             f"<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=5><title>{title}</title>"
             "<style>body{font:16px sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}</style>"
             f"<h1>{title}</h1><p>Round {about['round']} of {about['rounds']}. {escape(about.get('text') or '')}</p>"
-            f"<p>Updated {escape(about['updated'])}.</p>{'<h2>Alerts</h2><ul>' + alerts + '</ul>' if alerts else ''}"
+            f"<p>Updated {escape(about['updated'])}.</p>{evaluated}{'<h2>Alerts</h2><ul>' + alerts + '</ul>' if alerts else ''}"
             f"<table><tr>{''.join(f'<th scope=col>{name}</th>' for name in HEAD)}</tr>{rows}</table></html>"
         )
 
@@ -130,6 +135,17 @@ def arrival_lines(arrivals: dict[str, Any] | None) -> list[str]:
     lines = [f"here: {', '.join(there) or 'nobody'} ({len(there)} of {arrivals['wanted']})"]
     lines += [f"missing: {', '.join(named)}"] if named else []
     return lines + [f"turned away: {node}: {why}" for node, why in refused.items()]
+
+
+def evaluation_lines(evaluation: dict[str, Any] | None) -> list[str]:
+    """After which round clients were last evaluated, how many of each split, and who was not and why."""
+    if not evaluation:
+        return []
+    counts = ", ".join(f"{count} {split}" for split, count in evaluation["clients"].items())
+    lines = [f"last evaluation: after round {evaluation['after_round']}, clients: {counts}"]
+    if absent := evaluation["not_evaluated"]:
+        lines.append(f"not evaluated then: {list_reasons(absent)}. Its figures are over the others")
+    return lines
 
 
 def _row(client: str, entry: dict[str, Any]) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ def work_on_own_model(session: NodeSession) -> Answer:
 
 def answer_own_scores(session: NodeSession) -> Answer:
     """Mean loss and error of the client's own model, on each of its splits."""
-    session.refuse_single()
+    session.begin_evaluation("own")
     try:
         return {}, score_own_model(session)
     except LostRow:

@@ -1,4 +1,4 @@
-"""Secure aggregation and distributed differential privacy over a network, and evaluation by secure sums.
+"""Secure aggregation and distributed differential privacy over a network.
 
 The weights and sums of a protected run come from real clients here, by masked sums. Δ-FL finds its quantile by one sum: a
 histogram, exact or with noise. The iteration of privacy.SecureSums is refused: its sums tell who lies above each iterate.
@@ -7,8 +7,7 @@ histogram, exact or with noise. The iteration of privacy.SecureSums is refused: 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, cast
@@ -16,21 +15,15 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from equipoise.client_table import MEAN_OF, NOT_EVALUATED, ClientTable
 from equipoise.core.abilities import solver_traits
-from equipoise.core.fingerprints import tensors_fingerprint
 from equipoise.engines.flower.secure.masked_sums import (
-    MaskedSums,
     PlannedSum,
-    RequestMaker,
     RoundSums,
-    split_of,
 )
 from equipoise.engines.flower.secure.network_rules import USE_HISTOGRAM, refuse_on_nodes
-from equipoise.engines.flower.secure.sum_terms import OF_OWN, SCORES, name_sum
-from equipoise.engines.flower.transport.messages import counted
-from equipoise.engines.flower.transport.messenger import ClientRequest, TooFewClients
-from equipoise.errors import EquipoiseError, EquipoiseNotice, IncompatibleParts
+from equipoise.engines.flower.secure.sum_terms import name_sum
+from equipoise.engines.flower.transport.messenger import TooFewClients
+from equipoise.errors import EquipoiseError, IncompatibleParts
 from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
 from equipoise.privacy.mechanism import SecureAggregation
 from equipoise.privacy.noise_plan import Grid, NoisePlan
@@ -44,13 +37,10 @@ from equipoise.types import Cohort, Combined, Engine, LocalSolver, RiskValue, Ru
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
-    from equipoise.data.federated_data import FederatedData
     from equipoise.engines.flower.flower_engine import FlowerEngine
     from equipoise.round import Plan
 
 WIDE, COUNTS = 1 << 62, 1 << 32  # the modulus of sums of few numbers, and of counts
-STEP_OF_SCORES = 2.0**-32
-UNKNOWN = torch.full((2,), math.nan, dtype=torch.float64)  # loss and error
 
 
 def mask_sums(engine: FlowerEngine, protection: Protected, algorithm: Algorithm) -> Protected:
@@ -288,121 +278,3 @@ def require_first(good: bool, round_index: int, purpose: str) -> None:
     """Refuse to ask for a release a second time."""
     if not good:
         raise EquipoiseError(f"{name_sum(purpose, round_index)} was released before, and is not asked for again.")
-
-
-# ----------------------------------------------------------------------------------------------------------------- evaluation
-
-
-class SecureEvaluation:
-    """Evaluation by sums: the mean loss and error of each split, over clients, in place of a row for each client.
-
-    Each split is a sum of its own, over the clients that have it: a mean over fewer than the nodes' minimum crowd is not found.
-    One model is evaluated once, also where rounds leave it as it is: the difference of two sums may be one client's scores.
-    """
-
-    def __init__(self, engine: FlowerEngine, book: ReleaseBook) -> None:
-        self.engine, self.book = engine, book
-        self._told: set[str] = set()  # splits that were left out, each said once
-
-    def table(self, params: Tensor, data: FederatedData, round_index: int) -> ClientTable:
-        """One row per split, of the mean client: by examples where clients train, each client alike elsewhere."""
-        values = self.engine.request_values(self.engine.federation.seed)
-        model = tensors_fingerprint([("params", params)])
-        means = self.means(data, round_index, lambda _: ClientRequest(values, {"params": params}), model=model)
-        seen = set(data.train.ids)
-        rows = {split: means.get(split, (UNKNOWN, 0)) for split in data.splits if split in means or split == "train"}
-        return ClientTable(
-            tuple(MEAN_OF.format(count) if count else NOT_EVALUATED for _, count in rows.values()),
-            tuple(rows),
-            torch.tensor([set(data.splits[split].ids) <= seen for split in rows]),
-            torch.tensor([int(data.splits[split].sizes.sum()) for split in rows]),
-            *torch.stack([pair for pair, _ in rows.values()], 1),
-        )
-
-    def means(
-        self, data: FederatedData, round_index: int, base: RequestMaker, *, own: bool = False, model: str | None = None
-    ) -> dict[str, tuple[Tensor, int]]:
-        """Mean loss and error (2,) by split, at the shared model or at clients' own, and over how many clients.
-
-        Splits that too few clients have are left out, with a notice. What was asked for before is not asked for again, as after
-        a kill, or where `model`, a hash of the shared one, is that of an earlier evaluation. It is read from the ledger if it
-        is there, and else not known.
-        """
-        shares = share_scores(data, trained_only=own)
-        ask = {"kind": "scores", "step": STEP_OF_SCORES, "own": own}
-
-        def with_sum(client: str) -> ClientRequest:
-            request = base(client)
-            return ClientRequest({**request.values, "sum": {**ask, "shares": shares[client]}}, request.tensors)
-
-        planned = [each for split in data.splits if (each := self._plan(split, shares, own)) is not None]
-        if not planned:
-            return {}
-        named = {each.purpose: self._name(each, data) for each in planned}
-        earlier = {p: self.book.find_exact(name, model) if model is not None else None for p, name in named.items()}
-        rounds = {purpose: round_index if found is None else found for purpose, found in earlier.items()}
-        asked = [each for each in planned if not self.book.begun(rounds[each.purpose], named[each.purpose])]
-
-        def begin(purpose: str, fewest: int) -> None:
-            require_first(self.book.begin_exact(round_index, named[purpose], about=model), round_index, purpose)
-
-        def sum_scores(_: int) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
-            everyone = sorted({client for each in asked for client in each.clients or ()})
-            sums = MaskedSums(self.engine, round_index, everyone)
-            sums.prepare(asked, ClientRequest(self.engine.request_values(self.engine.federation.seed)))
-            return sums.totals([each.purpose for each in asked], with_sum, begin)
-
-        found = self._ask(sum_scores, [named[each.purpose] for each in asked], round_index) if asked else {}
-        for purpose, (total, survivors) in found.items():
-            loss, error, mass = (total.double() * STEP_OF_SCORES).unbind()
-            mean = (torch.stack([loss, error]) / mass).tolist() if mass > 0 else None
-            self.book.end(round_index, named[purpose], {"pair": mean, "clients": len(survivors)})
-        means = {}
-        for each in planned:
-            known = self.book.value(rounds[each.purpose], named[each.purpose]) or {"pair": None, "clients": 0}
-            pair = UNKNOWN if known["pair"] is None else torch.tensor(known["pair"], dtype=torch.float64)
-            means[split_of(each.purpose)] = pair, int(known["clients"])
-        return means
-
-    def _ask(
-        self, work: Callable[[int], dict[str, tuple[Tensor, tuple[str, ...]]]], names: Sequence[str], round_index: int
-    ) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
-        """The sums of an evaluation, tried again while nothing of them is out; nothing if they were lost half-way."""
-        try:
-            return self.engine.try_again(work)
-        except (TooFewClients, EquipoiseError):
-            if not any(self.book.begun(round_index, name) for name in names):
-                raise
-            text = f"The evaluation after round {round_index} was lost, and is not asked for again."
-            warnings.warn(EquipoiseNotice(text), stacklevel=2)
-            return {}
-
-    def _name(self, planned: PlannedSum, data: FederatedData) -> str:
-        """What the ledger calls a sum: whether clients that train are in it decides what the server learns of them."""
-        trained = not set(data.train.ids).isdisjoint(planned.clients or ())
-        return planned.purpose if trained else f"others: {planned.purpose}"
-
-    def _plan(self, split: str, shares: Mapping[str, Mapping[str, float]], own: bool) -> PlannedSum | None:
-        """The sum of a split over the clients that have it and may be asked; None if they are too few."""
-        members = self.engine.federation.members
-        holders = tuple(client for client, own in shares.items() if own[split] > 0 and members[client].evaluates)
-        crowd = max((members[client].minimum_crowd for client in holders), default=2)
-        if len(holders) >= max(crowd, self.engine.federation.choose_threshold(len(holders))[1]):
-            return PlannedSum(SCORES + split + OF_OWN * own, 3, WIDE, holders)
-        if split not in self._told:
-            why = f"{counted(len(holders), 'client')} may be asked, and their owners demand a crowd of {crowd}"
-            warnings.warn(EquipoiseNotice(f"The {split} examples are not evaluated: {why}."), stacklevel=2)
-        self._told.add(split)
-        return None
-
-
-def share_scores(data: FederatedData, *, trained_only: bool) -> dict[str, dict[str, float]]:
-    """What each client's scores count in the mean of each split: its share of the examples in train, one of n elsewhere."""
-    clients = data.train.ids if trained_only else tuple(dict.fromkeys(i for c in data.splits.values() for i in c.ids))
-    shares: dict[str, dict[str, float]] = {client: dict.fromkeys(data.splits, 0.0) for client in clients}
-    for split, holders in data.splits.items():
-        weights = holders.sizes.double() if split == "train" else torch.ones(len(holders), dtype=torch.float64)
-        for client, share in zip(holders.ids, (weights / weights.sum()).tolist(), strict=True):
-            if client in shares:
-                shares[client][split] = share
-    return shares

@@ -70,7 +70,9 @@ def answer_invitations(session: NodeSession) -> Answer:
         if client.terms.run != session.request.value("run", str) or client.terms.round != session.request.round:
             raise BadMessage("an invitation is of another run or round")
         session.policy.check_terms(client.terms)
-        if not is_evaluation(client.terms):
+        if is_evaluation(client.terms):
+            session.ledger.check_evaluations(client.terms.run, client.terms.round, session.policy.evaluations)
+        else:
             session.policy.check_round(client.terms.round)
         answers[name] = bytes_to_tensor(client.keys())
         _masks(session)[name] = client.save()
@@ -114,7 +116,10 @@ def begin_release(session: NodeSession, name: str, terms: SumTerms) -> None:
     """Write into the node's own ledger what it is about to reveal; what it has revealed before is refused."""
     noise = float(session.context.state.config_records[COSTS][name])  # type: ignore[arg-type]
     policy, multiplier = session.policy, noise if noise >= 0 else None
-    session.ledger.begin(terms.run, terms.round, terms.purpose, multiplier, epsilon=policy.epsilon, delta=policy.delta)
+    session.ledger.begin(
+        terms.run, terms.round, terms.purpose, multiplier, epsilon=policy.epsilon, delta=policy.delta,
+        evaluations=policy.evaluations,
+    )  # fmt: skip
 
 
 def hash_request(request: MessageContent) -> bytes:
