@@ -11,7 +11,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.errors import InvalidParameter, NotWritten, ObserverFailed
 from equipoise.runs.checkpoint import CheckpointError, Checkpoints, packed, read_checkpoint, unpacked
-from equipoise.types import Observer
+from equipoise.types import Observer, RunSize
 
 CPU = torch.device("cpu")
 
@@ -164,6 +164,13 @@ def test_a_file_does_not_decide_what_is_imported():
     for path in ("antigravity:Anything", "os:system", "builtins:dict", "equipoise.types:no_such"):
         with pytest.raises(InvalidParameter, match="must hold states of known dataclasses"):
             unpacked({"class": path, "fields": {}}, {}, CPU)
+
+
+def test_a_state_is_read_by_the_module_that_its_class_was_in_before():
+    """A risk of the user's own may keep such a state; `equipoise.types` was one module."""
+    fields = {"clients": 3, "clients_per_round": 2, "rounds": 1, "dimension": 4, "seed": 0, "ids": {"tuple": []}}
+    for path in ("equipoise.types:RunSize", packed(RunSize(3, 2, 1, 4, 0), {}, "risk")["class"]):
+        assert unpacked({"class": path, "fields": fields}, {}, CPU) == RunSize(3, 2, 1, 4, 0)
 
 
 def test_a_checkpoint_of_a_model_with_dropout_from_before_is_refused_by_name(tmp_path, ragged):

@@ -232,6 +232,7 @@ def test_a_fingerprint_is_of_what_is_computed():
     (eq.data.Schema, "equipoise.data.schema.Schema"),
     (ColumnRule, "equipoise.data.schema.ColumnRule"),
     (TargetRule, "equipoise.data.schema.TargetRule"),
+    *((getattr(eq.types, name), f"equipoise.types.{name}") for name in eq.types.__all__ if name != "OWN"),
 ])  # fmt: skip
 def test_what_has_moved_keeps_its_fingerprint(value, name):
     """A user's loss or metric may refer to it: a checkpoint that was written before it moved is still gone on from."""

@@ -1,12 +1,13 @@
 """Every public name says what it is: the reference of the documentation is made of docstrings."""
 
+import ast
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "_ext"))
 
 import pytest
-from api_pages import GIVEN, full_name
+from api_pages import ELSEWHERE, GIVEN, full_name
 from api_pages import pages as api_pages
 from field_comments import field_comments
 from given_types import INNER, given_types, public_classes
@@ -36,9 +37,18 @@ def test_the_list_of_public_names_is_complete():
 def test_every_public_name_has_an_entry_in_the_reference():
     made = api_pages()
     for module, names in public_modules().items():
-        text = made.get(f"api/{module}.md", "")
-        elsewhere = {"ClientSet", "FederatedData"} if module == "equipoise" else set()  # their entries are in equipoise.data
-        assert [n for n in names if n not in elsewhere and f":: {module}.{n}\n" not in text] == []
+        homes = {name: ELSEWHERE.get(module, {}).get(name, module) for name in names}
+        assert [n for n, home in homes.items() if f":: {home}.{n}\n" not in made.get(f"api/{home}.md", "")] == []
+
+
+def test_every_class_of_the_contracts_is_a_name_of_their_package():
+    """Users import contracts from `equipoise.types`, in whichever of its modules they are written."""
+    folder = Path(eq.types.__file__).parent
+    bodies = {path.stem: ast.parse(path.read_text(encoding="utf-8")).body for path in folder.glob("*.py")}
+    classes = ((module, node.name) for module, body in bodies.items() for node in body if isinstance(node, ast.ClassDef))
+    written = {name: f"equipoise.types.{module}" for module, name in classes}
+    assert {name: getattr(eq.types, name).__module__ for name in eq.types.__all__ if name != "OWN"} == written
+    assert public_modules()["equipoise.types"] == [name for name in eq.types.__all__ if name != "OWN"]
 
 
 def test_every_type_that_public_names_give_back_has_an_entry():

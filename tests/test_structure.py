@@ -235,7 +235,7 @@ HELPERS = {  # small pure helpers that a round of the loop engine passes through
     "equipoise.solvers.batches",  # which of them a step sees
     "equipoise.solvers.client_steps",  # a client's weights and memory between two steps
     "equipoise.solvers.local_optimizer",  # the options that SGD shares with other solvers
-    "equipoise.types",  # the values that are passed on
+    "equipoise.types.round_values",  # the values that are passed on
     "equipoise.errors",  # checks of arguments
     "equipoise.core.abilities",
     "equipoise.core.carried",  # running statistics, of models that have them

@@ -9,6 +9,10 @@ from given_types import INNER, given_types
 from public_names import public_methods, public_modules
 
 GIVEN = "equipoise.given"  # the name of the page of types that are no public names
+ELSEWHERE = {  # names that a module offers, too, and whose entry is on the page of another module
+    "equipoise": {"ClientSet": "equipoise.data", "FederatedData": "equipoise.data"},
+    "equipoise.risk": {"RiskValue": "equipoise.types"},
+}
 
 
 def _entry(module: str, name: str) -> str:
@@ -65,8 +69,8 @@ def _summary(value: object) -> str:
 def _page(module: str, names: list[str]) -> str:
     found = importlib.import_module(module)
     text = (inspect.getdoc(found) or "").strip()
-    elsewhere = {"ClientSet", "FederatedData"} if module == "equipoise" else set()  # their entries are in equipoise.data
-    anchors = {n: "equipoise.data.md" if n in elsewhere else f"#{module}.{n}" for n in names}
+    elsewhere = ELSEWHERE.get(module, {})
+    anchors = {n: f"{elsewhere[n]}.md" if n in elsewhere else f"#{module}.{n}" for n in names}
     rows = [f"| [`{n}`]({anchors[n]}) | {_summary(getattr(found, n))} |" for n in names]
     entries = "\n".join(_entry(module, name) for name in names if name not in elsewhere)
     return "\n".join([

@@ -1,4 +1,4 @@
-"""Reads what parts may offer into the frozen descriptions of `types.py`. No other module asks a part what it is."""
+"""Reads what parts may offer into the frozen descriptions of `equipoise.types`. No other module asks a part what it is."""
 
 from __future__ import annotations
 

@@ -38,6 +38,17 @@ _FORMER_MODULES = {  # of modules that were part of another one: checkpoints of 
     "equipoise.round_report": "equipoise.round",
     "equipoise.run_record": "equipoise.result",
     "equipoise.run_summary": "equipoise.result",
+    "equipoise.types.attack_contracts": "equipoise.types",
+    "equipoise.types.engine_contracts": "equipoise.types",
+    "equipoise.types.metric_contracts": "equipoise.types",
+    "equipoise.types.observer_contracts": "equipoise.types",
+    "equipoise.types.personal_contracts": "equipoise.types",
+    "equipoise.types.privacy_contracts": "equipoise.types",
+    "equipoise.types.risk_contracts": "equipoise.types",
+    "equipoise.types.round_values": "equipoise.types",
+    "equipoise.types.sampler_contracts": "equipoise.types",
+    "equipoise.types.server_contracts": "equipoise.types",
+    "equipoise.types.solver_contracts": "equipoise.types",
 }
 NO_PART_OF_FINGERPRINT = {"fingerprint": False}  # metadata of a field that changes no computation
 _STORES = frozenset(("STORE_GLOBAL", "STORE_DEREF", "DELETE_GLOBAL"))  # a name that code writes to is a note, no constant

@@ -1,8 +1,8 @@
 """A short trial of parts that are not the library's own, before a run: a part that breaks its law is refused.
 
-Each law is that of the contract in `types.py`, tried on a few cases; `equipoise.testing` has checks that try many. Parts are
-copied first, so that what a copy notes about its calls stays with the copy. A part that raises an error here is left to the
-run, which shows the error where it happens.
+Each law is that of the contract in `equipoise.types`, tried on a few cases; `equipoise.testing` has checks that try many.
+Parts are copied first, so that what a copy notes about its calls stays with the copy. A part that raises an error here is
+left to the run, which shows the error where it happens.
 """
 
 from __future__ import annotations

@@ -1,0 +1,5 @@
+"""What a class claims of its own methods alone."""
+
+from collections.abc import Mapping
+
+OWN: Mapping[str, bool] = {"own": True}  # metadata of a field that subclasses do not inherit

@@ -1,0 +1,148 @@
+"""The values that pass between the parts of a round: the cohort, its risk, its work, the server's state and the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+from equipoise.core.carried import join_model
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """The clients of one round: positions in the training set, base weights that sum to 1, inclusion probabilities."""
+
+    round: int
+    seed: int
+    clients: Tensor  # (K,) int64, positions in data.train
+    weights: Tensor  # (K,) float64, sums to 1 over the cohort as it was drawn
+    inclusion: Tensor  # (K,) float64, the probability with which each client enters a cohort
+    effort: Tensor | None = None  # (K,) int64, epochs (or steps) that each client gets done; None: all of the solver's
+    rows: Tensor | None = None  # (K, width), what each client has kept for its solver since its last round
+    rate_of: int | None = None  # the round whose learning rate holds; None: this one's
+    prox: Tensor | None = None  # (K,), the strength with which each client is pulled to the round's model; None: by the solver
+
+    def __len__(self) -> int:
+        return self.clients.shape[0]
+
+    @property
+    def rate_round(self) -> int:
+        """The round whose learning rate the clients work with."""
+        return self.round if self.rate_of is None else self.rate_of
+
+    def after_training(self) -> Cohort:
+        """The cohort for work after the last round: at the learning rate of that round, since this one never takes place."""
+        return replace(self, rate_of=max(self.round - 1, 0))
+
+    def take(self, keep: Tensor) -> Cohort:
+        """The sub-cohort at a boolean mask or positions; base weights are kept as they are."""
+        effort, rows, prox = (None if each is None else each[keep] for each in (self.effort, self.rows, self.prox))
+        chosen = self.clients[keep], self.weights[keep], self.inclusion[keep]
+        return Cohort(self.round, self.seed, *chosen, effort, rows, self.rate_of, prox)
+
+
+@dataclass(frozen=True, eq=False)
+class RiskValue:
+    """A risk of the cohort's losses: its value, its gradient in the losses (the weights), and the next state."""
+
+    value: Tensor  # ()
+    weights: Tensor  # (K,)
+    state: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class LocalWork:
+    """What a cohort sends back."""
+
+    update: Tensor  # (K, D) one by one, or (D,) already summed under weights
+    sq_norms: Tensor  # (K,) squared L2 norms of the clients' updates
+    losses: Tensor  # (K,) mean loss over the batches of the local work, seen for free
+    carried: Tensor | None = None  # as carried values are averaged: (K, C), NaN where none count; or (C,), their mean
+    rows: Tensor | None = None  # (K, width), what each client keeps for its solver until its next round; it is not sent
+    carried_mass: float = 0.0  # the sum of the weights that a mean of carried values (C,) is over
+
+    @cached_property
+    def arrived(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which updates can be used, (K,): those that cannot have an infinite norm."""
+        finite: np.ndarray[Any, np.dtype[np.bool_]] = np.isfinite(self.sq_norms.cpu().numpy())
+        return finite
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """The local work of one model: its parameters, who trains it, and their weights in the sum."""
+
+    params: Tensor  # (D,), followed by the carried values (C,) of a model that has any
+    cohort: Cohort
+    weights: Tensor  # (K,)
+
+
+@dataclass(frozen=True, eq=False)
+class ServerState:
+    """All that a round hands to the next: parameters (D,), carried values (C,) if the model has any, states of the parts."""
+
+    round: int
+    params: Tensor
+    risk: Any = None
+    aggregator: Any = None
+    server: Any = None
+    solver: Any = None
+    averaging: Any = None
+    personal: Any = None
+    privacy: Any = None
+    carried: Tensor | None = None
+    kept: Any = None  # (n,) where the rows are that clients keep for the solver
+    flights: Any = None  # the jobs of clients that are still at work, where these come and go
+
+    @property
+    def model(self) -> Tensor:
+        """The shared model as engines take it: parameters, followed by carried values."""
+        return join_model(self.params, self.carried)
+
+
+@dataclass(frozen=True, eq=False)
+class Pull:
+    """Adds strength · (v − anchor) to the gradients of personal models v: a pull of each towards its anchor."""
+
+    anchor: Tensor  # (D,) for all, or (K, D)
+    strength: Tensor  # (K,) one number per client, or (K, D) one per parameter
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What one round did. `round` counts from 0, as in Python; logs, messages and reports in words count from 1.
+
+    `loss` and `tail_loss` (its worst 10 %) are over the whole cohort at the start of the round if the risk asked for losses
+    (`loss_from="start"`), else over the clients at work as they worked (`"work"`), which costs nothing.
+    """
+
+    round: int  # from 0
+    loss: float  # mean over the clients
+    tail_loss: float  # mean of the worst 10 % of them
+    loss_from: Literal["start", "work"]  # when losses were taken
+    risk: float | None  # the objective, where it is known
+    cohort: int  # clients that were drawn
+    trained: int  # clients that did local work
+    seconds: float  # that the round took
+    dropped: int = 0  # clients with a weight whose work did not arrive
+    rejected: tuple[str, ...] = ()  # the clients whose update was not finite or absurdly large, and was left out
+    epsilon: float | None = None  # what was spent up to the end of this round, under differential privacy
+    missing: dict[str, str] = field(default_factory=dict)  # over a network: clients left out because of a fault, and which
+    bytes_sent: int = 0  # over a network: by the server, to all clients
+    bytes_received: int = 0  # over a network: by the server, from all clients
+    bytes_by_client: dict[str, tuple[int, int]] = field(default_factory=dict)  # sent to and received from each
+    run: str = ""  # the run's name
+    failed_tries: tuple[str, ...] = ()  # over a network: why the round was tried again, each time
+    clock: float | None = None  # simulated time at the end, where clients come and go (FedBuff)
+    arrivals: tuple[tuple[str, float, int], ...] = ()  # there: who came back, how long its work took, and its staleness
+
+    def __post_init__(self) -> None:
+        if type(self.rejected) is not tuple or self.bytes_by_client or self.arrivals:  # lists where they were read from a file
+            object.__setattr__(self, "arrivals", tuple((c, float(took), int(age)) for c, took, age in self.arrivals))
+            object.__setattr__(self, "rejected", tuple(self.rejected))
+            object.__setattr__(self, "failed_tries", tuple(self.failed_tries))
+            object.__setattr__(self, "bytes_by_client", {c: tuple(pair) for c, pair in self.bytes_by_client.items()})
