@@ -134,9 +134,12 @@ def call(*arguments):
     return CliRunner().invoke(app, [str(each) for each in arguments])
 
 
+def rows_of_text(text):
+    return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(text.splitlines())]
+
+
 def rows_of(path):
-    with open(path, newline="") as file:
-        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    return rows_of_text(Path(path).read_text())
 
 
 def test_a_run_predicts_new_rows(shops):
@@ -186,6 +189,23 @@ def test_the_truth_stands_beside_the_prediction(shops):
     refused = call("predict", "mine", "clash.csv", "--keep", "days", "--keep", "predicted days")
     assert refused.exit_code == 2
     assert "the output has a column 'predicted days' of its own" in " ".join(refused.stderr.split())
+
+
+@pytest.mark.parametrize(("error", "power"), [("absolute_error", 1), ("squared_error", 2), ("own_errors:cubed", 3)])
+def test_a_configuration_names_the_error_that_judges_clients(error, power, shops):
+    """The error of a client is the mean of |prediction − target|^power over its rows, by what `predict` writes."""
+    (shops / "own_errors.py").write_text("def cubed(outputs, targets):\n    return (outputs - targets).abs() ** 3\n")
+    days = CONFIG.replace('"returned"', '"days"').replace("[data]", "[data]\ntest = 0.0", 1)
+    (shops / "days.toml").write_text(f'{days}error = "{error}"\n')
+    done = call("run", "days.toml", "--out", "mine")
+    assert done.exit_code == 0, done.stderr
+    told = np.array([row["days"] for row in rows_of_text(call("predict", "mine", "shops.csv").stdout)])
+    expected = (FRAME["days"] - told).abs().pow(power).groupby(FRAME["shop"]).mean()
+    clients = eq.ClientTable.from_parquet("mine/clients.parquet")
+    np.testing.assert_allclose(clients.error.numpy(), expected[list(clients.client)].to_numpy(), rtol=1e-4)
+    name = {1: "absolute error", 2: "squared error", 3: "cubed"}[power]
+    assert f"by their {name} of days" in " ".join(done.stdout.split())
+    assert call("run", "days.toml", "--explain").exit_code == 0
 
 
 def test_files_show_the_digits_of_float32(shops):

@@ -61,7 +61,7 @@ def read_personal_models(folder: str | Path, model: nn.Module | None = None) -> 
     made as it was for training. A folder that lacks own models, is damaged or does not fit the model is refused.
 
     >>> import tempfile, equipoise as eq
-    >>> data = eq.data.label_shift(train_clients=5, validation_clients=0, test_clients=3, examples=20)
+    >>> data = eq.data.digits(clients=5, split_by="examples", test=0.2)
     >>> net, ditto = eq.models.Softmax(data.features, data.classes), eq.Algorithm(personal=eq.personal.Ditto())
     >>> result = eq.train(net, data, ditto, rounds=2, clients_per_round=3)
     >>> with tempfile.TemporaryDirectory() as place:
