@@ -178,9 +178,26 @@ def test_ids_of_clients():
         assert load(PANDAS.assign(hospital=values), test=0.0).train.ids == ("1", "2")
     for missing in (None, float("nan"), pd.NA, pd.NaT):
         frame = PANDAS.assign(hospital=pd.Series([1, 2, 3, missing, 4, 5], dtype=object))
-        refused("table: column 'hospital', the client, is missing in row 3. Drop that row", lambda frame=frame: load(frame))
+        refused(
+            "table: column 'hospital', the client, is missing in row 3. Drop this row: frame.", lambda frame=frame: load(frame)
+        )
     frame = PANDAS.assign(hospital=["a", "a", " ", "b", "b", "b"])
-    refused("the client, is missing in row 2", lambda: load(frame))
+    refused("the client, is missing in row 2. Drop this row: frame[frame['hospital'].str.strip() != '']", lambda: load(frame))
+
+
+def test_missing_clients_and_targets_are_told_of_in_one_message(tmp_path):
+    frame = PANDAS.assign(hospital=["a", None, "b", None, "b", "b"], ill=["no", "yes", "no", "yes", None, "yes"])
+    both = "column 'hospital', the client, is missing in row 1 and 1 more, and column 'ill', the target, is missing in row 4. "
+    drop = "Drop these rows: frame.dropna(subset=['hospital', 'ill']) in pandas, or in the file. Or name the client there."
+    refused(f"table: {both}{drop}", lambda: load(frame))
+    cleaned = frame.dropna(subset=["hospital", "ill"])  # as the message says
+    assert load(cleaned, test=0.0).train.sizes.tolist() == [1, 2]
+    frame.to_csv(tmp_path / "both.csv", index=False)
+    both = both.replace("row 1", "row 1 (counted from 0; line 3 of the file)")
+    both = both.replace("row 4", "row 4 (counted from 0; line 6 of the file)")
+    refused(f"both: {both}{drop}", lambda: eq.data.csv(tmp_path / "both.csv", client="hospital", target="ill"))
+    blank = frame.assign(ill=["no", "yes", "no", "yes", " ", "yes"])
+    refused("frame.dropna(subset=['hospital']) and frame[frame['ill'].str.strip() != ''] in pandas", lambda: load(blank))
 
 
 def test_targets():
