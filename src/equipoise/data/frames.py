@@ -19,8 +19,8 @@ from equipoise.data.arrays import client_of_rows, rows_by_client
 from equipoise.data.arrow_tables import arrow_table, check_names
 from equipoise.data.clients import ClientSet, large_enough
 from equipoise.data.csv_files import read_csv
-from equipoise.data.csv_reading import kept_rows
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.csv_reading import kept_rows, places_of
+from equipoise.data.federated_data import FederatedData, TablePlaces
 from equipoise.data.file_access import PathLike
 from equipoise.data.missing_cells import refuse_missing
 from equipoise.data.near_names import tell_of_similar
@@ -118,7 +118,15 @@ def from_frame(
         tell_of_untested(parts, None if split is not None else (validation, test), of_table=True)
     parts = parts.with_attributes(described) if described else parts
     sets: dict[str, Any] = {part: replace(rows, x=select(x, rows.x), y=y[rows.x]) for part, rows in parts.splits.items()}
-    return replace(parts, **sets, classes=len(schema.target.classes), schema=schema)
+    kept = places_of(table).kept
+    places = {part: _places(rows, kept) for part, rows in parts.splits.items()}
+    return replace(parts, **sets, classes=len(schema.target.classes), schema=schema, table_places=places)
+
+
+def _places(clients: ClientSet, kept: NDArray[np.int64] | None) -> TablePlaces:
+    """Where the examples of clients, whose inputs are rows of the table, were before rows were left out."""
+    rows: NDArray[np.int64] = clients.x.numpy()
+    return clients.ids, clients.sizes.cumsum(0).numpy(), rows if kept is None else kept[rows]
 
 
 def csv(
