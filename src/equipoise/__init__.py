@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from equipoise.data import ClientSet, FederatedData
     from equipoise.evaluate import EvaluatedModel, evaluate
     from equipoise.experiment.python_search import Tuning, tune
+    from equipoise.experiment.saved_personal_models import read_personal_models
     from equipoise.explain import explain
     from equipoise.result import Result
     from equipoise.runs.checkpoint import Checkpoints
@@ -81,6 +82,7 @@ __all__ = [
     "optim",
     "personal",
     "privacy",
+    "read_personal_models",
     "risk",
     "sampling",
     "server_opt",
@@ -105,6 +107,7 @@ _HOMES = {  # of the names that are no modules
     "FederatedData": "data",
     "Result": "result",
     "Tuning": "experiment.python_search",
+    "read_personal_models": "experiment.saved_personal_models",
     "train_family": "runs.family",
     "train_many": "runs.many",
     "tune": "experiment.python_search",

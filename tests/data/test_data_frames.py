@@ -178,9 +178,53 @@ def test_ids_of_clients():
         assert load(PANDAS.assign(hospital=values), test=0.0).train.ids == ("1", "2")
     for missing in (None, float("nan"), pd.NA, pd.NaT):
         frame = PANDAS.assign(hospital=pd.Series([1, 2, 3, missing, 4, 5], dtype=object))
-        refused("table: column 'hospital', the client, is missing in row 3. Drop that row", lambda frame=frame: load(frame))
+        refused(
+            "table: column 'hospital', the client, is missing in row 3. Drop this row: frame.", lambda frame=frame: load(frame)
+        )
     frame = PANDAS.assign(hospital=["a", "a", " ", "b", "b", "b"])
-    refused("the client, is missing in row 2", lambda: load(frame))
+    refused("the client, is missing in row 2. Drop this row: frame[frame['hospital'].str.strip() != '']", lambda: load(frame))
+
+
+@pytest.mark.parametrize("min_examples", [1, 3])
+@pytest.mark.parametrize("split_by", ["clients", "examples"])
+@pytest.mark.filterwarnings("ignore:.*clients without an example to")
+def test_the_rows_of_the_table_that_each_client_is_tested_on(split_by, min_examples):
+    """Every row is in one split, under its own client, and its numbers are those of the example."""
+    who = np.array([0, *np.random.default_rng(1).permutation(np.repeat(np.arange(1, 8), 7)), 0])  # client 0 has two rows
+    frame = pd.DataFrame({"who": who, "x": np.random.default_rng(2).normal(size=len(who)), "y": np.arange(len(who)) % 2})
+    options = {"split_by": split_by, "validation": 0.2, "test": 0.3, "min_examples": min_examples}
+    data = eq.data.from_frame(frame, client="who", target="y", **options)
+    seen = []
+    for split, clients in data.splits.items():
+        rows = data.table_rows(split)
+        assert tuple(rows) == tuple(clients.ids)
+        for client, of in rows.items():
+            assert (frame["who"].iloc[of] == int(client)).all()
+        inside = np.concatenate(list(rows.values()))
+        assert torch.equal(data.schema.transform(frame.iloc[inside]), clients.x)
+        assert torch.equal(torch.from_numpy(frame["y"].to_numpy()[inside]), clients.y)
+        seen += inside.tolist()
+    kept = [row for row in range(len(who)) if min_examples == 1 or who[row] != 0]
+    assert sorted(seen) == kept
+    with pytest.raises(InvalidParameter, match="split must be one of train, validation, test, but is 'tst'"):
+        data.table_rows("tst")
+    with pytest.raises(InvalidParameter, match=r"split=… of data\.from_frame names a column"):
+        eq.data.digits(clients=4).table_rows()
+
+
+def test_missing_clients_and_targets_are_told_of_in_one_message(tmp_path):
+    frame = PANDAS.assign(hospital=["a", None, "b", None, "b", "b"], ill=["no", "yes", "no", "yes", None, "yes"])
+    both = "column 'hospital', the client, is missing in row 1 and 1 more, and column 'ill', the target, is missing in row 4. "
+    drop = "Drop these rows: frame.dropna(subset=['hospital', 'ill']) in pandas, or in the file. Or name the client there."
+    refused(f"table: {both}{drop}", lambda: load(frame))
+    cleaned = frame.dropna(subset=["hospital", "ill"])  # as the message says
+    assert load(cleaned, test=0.0).train.sizes.tolist() == [1, 2]
+    frame.to_csv(tmp_path / "both.csv", index=False)
+    both = both.replace("row 1", "row 1 (counted from 0; line 3 of the file)")
+    both = both.replace("row 4", "row 4 (counted from 0; line 6 of the file)")
+    refused(f"both: {both}{drop}", lambda: eq.data.csv(tmp_path / "both.csv", client="hospital", target="ill"))
+    blank = frame.assign(ill=["no", "yes", "no", "yes", " ", "yes"])
+    refused("frame.dropna(subset=['hospital']) and frame[frame['ill'].str.strip() != ''] in pandas", lambda: load(blank))
 
 
 def test_targets():

@@ -2,7 +2,9 @@
 
 import csv
 import importlib.util
+import json
 import re
+import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -131,9 +134,12 @@ def call(*arguments):
     return CliRunner().invoke(app, [str(each) for each in arguments])
 
 
+def rows_of_text(text):
+    return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(text.splitlines())]
+
+
 def rows_of(path):
-    with open(path, newline="") as file:
-        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    return rows_of_text(Path(path).read_text())
 
 
 def test_a_run_predicts_new_rows(shops):
@@ -166,8 +172,53 @@ def test_columns_are_kept_as_they_are_written(shops):
     assert "has no such column. Unknown column 'ids'. Did you mean 'id'?" in " ".join(
         call("predict", "mine", "named.csv", "--keep", "ids").stderr.split()
     )
-    (shops / "clash.csv").write_text("yes;price;town\n1;10,50;03\n")
-    assert "a column 'yes' of its own" in call("predict", "mine", "clash.csv", "--keep", "yes").stderr
+
+
+def test_the_truth_stands_beside_the_prediction(shops):
+    """A kept column keeps its name, and what the model says of it is "predicted …"; columns of one name are refused."""
+    whole = Path("run.toml").read_text().replace('"returned"', '"days"')
+    Path("days.toml").write_text(whole)
+    assert call("run", "days.toml", "--out", "mine").exit_code == 0
+    done = call("predict", "mine", "shops.csv", "--keep", "days")
+    assert done.exit_code == 0, done.stderr
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    assert list(rows[0]) == ["days", "predicted days"]
+    assert [float(row["days"].replace(",", ".")) for row in rows] == FRAME["days"].tolist()
+    assert call("predict", "mine", "shops.csv").stdout.splitlines()[1:] == [row["predicted days"] for row in rows]
+    (shops / "clash.csv").write_text("days;predicted days;price;town\n1;2;10,50;03\n")
+    refused = call("predict", "mine", "clash.csv", "--keep", "days", "--keep", "predicted days")
+    assert refused.exit_code == 2
+    assert "the output has a column 'predicted days' of its own" in " ".join(refused.stderr.split())
+
+
+@pytest.mark.parametrize(("error", "power"), [("absolute_error", 1), ("squared_error", 2), ("own_errors:cubed", 3)])
+def test_a_configuration_names_the_error_that_judges_clients(error, power, shops):
+    """The error of a client is the mean of |prediction − target|^power over its rows, by what `predict` writes."""
+    (shops / "own_errors.py").write_text("def cubed(outputs, targets):\n    return (outputs - targets).abs() ** 3\n")
+    days = CONFIG.replace('"returned"', '"days"').replace("[data]", "[data]\ntest = 0.0", 1)
+    (shops / "days.toml").write_text(f'{days}error = "{error}"\n')
+    done = call("run", "days.toml", "--out", "mine")
+    assert done.exit_code == 0, done.stderr
+    told = np.array([row["days"] for row in rows_of_text(call("predict", "mine", "shops.csv").stdout)])
+    expected = (FRAME["days"] - told).abs().pow(power).groupby(FRAME["shop"]).mean()
+    clients = eq.ClientTable.from_parquet("mine/clients.parquet")
+    np.testing.assert_allclose(clients.error.numpy(), expected[list(clients.client)].to_numpy(), rtol=1e-4)
+    name = {1: "absolute error", 2: "squared error", 3: "cubed"}[power]
+    assert f"by their {name} of days" in " ".join(done.stdout.split())
+    assert call("run", "days.toml", "--explain").exit_code == 0
+
+
+def test_files_show_the_digits_of_float32(shops):
+    """Each number is the shortest text that float32 reads back, of at most 9 significant digits, and no fewer."""
+    data = load("days")
+    result = eq.train(eq.models.Tabular(data.schema, hidden=(4,)), data, rounds=1, clients_per_round=3, progress=False)
+    result.save("saved")
+    done = call("predict", "saved", "shops.csv", "--set", "delimiter=;", "--set", 'decimal=","')
+    written = done.stdout.splitlines()[1:]
+    told = data.schema.predict(result.model, FRAME)["days"].to_numpy()
+    assert [np.float32(text) for text in written] == told.astype(np.float32).tolist()
+    assert max(len(text.lstrip("-0.").replace(".", "")) for text in written) <= 9
+    assert all(text == np.format_float_positional(np.float32(text), trim="0") for text in written)
 
 
 def test_a_schema_remembers_how_its_file_was_read(shops):
@@ -265,15 +316,158 @@ def test_runs_print_the_worst_clients_and_refusals_in_the_words_of_a_file(shops)
     assert "gets wrong, from 0 to 1." in told
 
 
-def test_predictions_of_a_run_with_own_models_say_whose_they_are(shops):
+READING = ["--set", "delimiter=;", "--set", 'decimal=","']
+METHODS = {
+    "Ditto": eq.personal.Ditto(strength=0.5),
+    "finetuning": eq.personal.Finetuning(),
+    "APFL": eq.personal.APFL(),
+    "split": eq.personal.FedPer("layers.*.bias"),
+}
+
+
+def with_own_models(personal=METHODS["Ditto"], **options):
+    """A result with own models, saved in the folder "own"; a week's shops, of which one is new."""
     data = load(split_by="examples")
-    algorithm = eq.Algorithm(personal=eq.personal.Finetuning())
-    result = eq.train(eq.models.Tabular(data.schema, hidden=(4,)), data, algorithm, rounds=1, clients_per_round=3)
+    algorithm = eq.Algorithm(personal=personal, solver=eq.solvers.SGD(lr=0.5, batch_size=5))
+    model = eq.models.Tabular(data.schema, hidden=(4,))
+    result = eq.train(model, data, algorithm, rounds=3, clients_per_round=12, progress=False, **options)
     result.save("own")
-    done = call("predict", "own", "new.csv", "--out", "out.csv", "--set", "delimiter=;", "--set", 'decimal=","')
+    week = FRAME.iloc[[3, 0, 17, 15, 30]].assign(shop=["shop 3", "shop 0", "a new shop", "shop 3", None])
+    week.to_csv("week.csv", index=False, sep=";", decimal=",")
+    return data.schema, result, week
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_clients_are_predicted_by_their_own_models(method, shops):
+    schema, result, week = with_own_models(METHODS[method])
+    done = call("predict", "own", "week.csv", "--out", "out.csv", *READING)
     assert done.exit_code == 0, done.stderr
-    said = " ".join(done.stderr.split())
-    assert "These predictions are of the shared model. The run has own models of 12 clients" in said
+    said = "3 rows of 2 clients predicted by the clients' own models, 2 rows by the shared model; "
+    said += "without an own model: 1 client (a new shop); without a client: 1 row."
+    assert done.stderr.strip() == said
+    models = [result.personal.model("shop 3"), result.personal.model("shop 0"), result.model]
+    by = [schema.predict(model, week).to_numpy() for model in models]
+    expected = np.stack([by[which][row] for row, which in enumerate([0, 1, 2, 0, 2])])
+    assert np.abs(expected - by[2]).max() > 1e-4  # own models differ from the shared one
+    np.testing.assert_allclose([list(row.values()) for row in rows_of("out.csv")], expected, rtol=1e-6)
+    shared = call("predict", "own", "week.csv", "--shared", "--out", "shared.csv", *READING)
+    assert shared.stderr.strip() == "All rows predicted by the shared model, as --shared says."
+    np.testing.assert_allclose([list(row.values()) for row in rows_of("shared.csv")], by[2], rtol=1e-6)
+
+
+def test_own_models_of_a_configuration_and_of_rows_without_clients(shops):
+    config = CONFIG + "[algorithm.personal]\nname = 'ditto'\nstrength = 0.5\n"
+    (shops / "own.toml").write_text(config.replace("[data]", '[data]\nsplit_by = "examples"', 1))
+    assert call("run", "own.toml", "--out", "own").exit_code == 0
+    done = call("predict", "own", "shops.csv")
+    assert (
+        done.stderr.strip() == f"{COUNT} rows of 12 clients predicted by the clients' own models, 0 rows by the shared model."
+    )
+    pa.parquet.write_table(pa.Table.from_pandas(FRAME), "shops.parquet")
+    assert call("predict", "own", "shops.parquet").stdout == done.stdout
+    FRAME.drop(columns="shop").to_csv("nobody.csv", index=False, sep=";", decimal=",")
+    done = call("predict", "own", "nobody.csv")
+    assert done.exit_code == 0, done.stderr
+    told = "All rows predicted by the shared model: nobody.csv has no column 'shop', so that it is not known whose model is"
+    assert told in " ".join(done.stderr.split())
+    FRAME.rename(columns={"shop": "store"}).to_csv("store.csv", index=False, sep=";", decimal=",")
+    named = call("predict", "own", "store.csv", "--client", "store")
+    assert named.stdout == call("predict", "own", "shops.csv").stdout != done.stdout
+    assert "--client stor: store.csv has no such column. Unknown column 'stor'. Did you mean 'store'?" in " ".join(
+        call("predict", "own", "store.csv", "--client", "stor").stderr.split()
+    )
+
+
+def test_folders_that_do_not_say_whose_a_model_is(shops):
+    with_own_models(evaluate_clients=5)
+    refused = call("predict", "own", "week.csv", *READING)
+    assert refused.exit_code == 2
+    assert "holds own models of 12 clients, but clients.parquet names only 5" in " ".join(refused.stderr.split())
+    assert call("predict", "own", "week.csv", "--shared", *READING).exit_code == 0
+    shutil.rmtree("own")
+    with_own_models()
+    whole = call("predict", "own", "week.csv", *READING).stdout
+    schema = json.loads(Path("own/schema.json").read_text())
+    assert schema.pop("client") == "shop"
+    Path("own/schema.json").write_text(json.dumps(schema))  # as earlier versions wrote it
+    refused = call("predict", "own", "week.csv", *READING)
+    assert refused.exit_code == 2
+    assert "do not say which column names the client. Write --client COLUMN, or --shared" in " ".join(refused.stderr.split())
+    assert call("predict", "own", "week.csv", "--client", "shop", *READING).stdout == whole
+
+
+def test_damaged_own_models_are_refused(shops):
+    with_own_models()
+    rows = np.load("own/personal.npy")
+    Path("own/personal.npy").write_bytes(Path("own/personal.npy").read_bytes()[:-4])
+    assert "personal.npy is damaged: it is not what the run has left" in " ".join(
+        call("predict", "own", "week.csv", *READING).stderr.split()
+    )
+    log = Path("own/rounds.jsonl").read_text().splitlines()
+    Path("own/rounds.jsonl").write_text("\n".join(log[:-1]) + "\n")  # without checksums
+    wrong = {
+        "holds float32 of shape (12, 3), but must hold": rows[:, :3],
+        "holds int64 of shape": rows.astype(np.int64),
+        "names only 12": np.concatenate([rows, rows]),
+        "cannot be read": np.array([{}] * 12, dtype=object),  # pickled
+    }
+    for words, values in wrong.items():
+        np.save("own/personal.npy", values, allow_pickle=True)
+        refused = call("predict", "own", "week.csv", *READING)
+        assert refused.exit_code == 2, words
+        assert words in " ".join(refused.stderr.split())
+        with pytest.raises(eq.errors.ConfigError, match=re.escape(words)):
+            eq.read_personal_models("own")
+
+
+def test_own_models_that_no_folder_holds_are_told_of(shops):
+    data = load(split_by="examples")
+    adapted = eq.Algorithm(solver=eq.solvers.MAML())
+    model = eq.models.Tabular(data.schema, hidden=(4,))
+    eq.train(model, data, adapted, rounds=1, clients_per_round=3, progress=False).save("adapted")
+    done = call("predict", "adapted", "new.csv", *READING)
+    assert done.exit_code == 0
+    told = "All rows predicted by the shared model. The clients of this run were judged by models that each makes by steps"
+    assert told in " ".join(done.stderr.split())
+    with pytest.raises(eq.errors.ConfigError, match=r"has no personal\.npy\. The clients of this run were judged by models"):
+        eq.read_personal_models("adapted")
+    eq.train(model, data, rounds=1, clients_per_round=3, progress=False).save("plain")
+    assert call("predict", "plain", "new.csv", *READING).stderr == ""
+    with pytest.raises(eq.errors.ConfigError, match=r"has no personal\.npy\. The run had no personal=…"):
+        eq.read_personal_models("plain")
+
+
+def test_own_models_are_read_in_python(shops):
+    schema, result, week = with_own_models()
+    own = eq.read_personal_models("own")
+    assert (len(own), own.ids, repr(own)) == (12, tuple(result.personal.ids), "SavedPersonalModels(12 clients)")
+    for client in own.ids:
+        assert schema.predict(own.model(client), week).equals(schema.predict(result.personal.model(client), week))
+    with pytest.raises(InvalidParameter, match=r"client must be the id of one of 12 clients, but is 'a new shop'\. Known are"):
+        own.model("a new shop")
+
+
+def test_own_models_of_a_network_of_the_users_own_have_their_statistics(shops):
+    data = load(one_hot=30, split_by="examples")
+
+    def make():
+        layers = [torch.nn.Linear(data.features, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)]
+        return torch.nn.Sequential(*layers)
+
+    algorithm = eq.Algorithm(personal=eq.personal.Ditto(), solver=eq.solvers.SGD(lr=0.1, batch_size=5))
+    result = eq.train(make(), data, algorithm, rounds=2, clients_per_round=12, progress=False)
+    result.save("own")
+    with pytest.raises(InvalidParameter, match="model must be given for this run, whose folder holds no code"):
+        eq.read_personal_models("own")
+    with pytest.raises(eq.errors.ConfigError, match="does not fit the model of the parameter `model`"):
+        eq.read_personal_models("own", torch.nn.Linear(3, 2))
+    with pytest.raises(InvalidParameter, match="model must be a torch"):
+        eq.read_personal_models("own", "Net")
+    own, client = eq.read_personal_models("own", make()), "shop 5"
+    expected, found = result.personal.model(client).state_dict(), own.model(client).state_dict()
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(value, found[name]) for name, value in expected.items())
+    assert not torch.equal(found["1.running_mean"], result.model.state_dict()["1.running_mean"])
 
 
 OWN = """

@@ -368,9 +368,10 @@ def test_categories_of_a_table_in_pieces_get_one_notice(tmp_path):
 
 def test_clients_without_an_example_to_test_on_get_a_notice():
     frame = FRAME.assign(c=["small" if row == 0 else name for row, name in enumerate(FRAME["c"])])
-    words = r"table: clients without an example to test on: 'small' \(1 of 7\)\. .* At test=0.2 a client needs 3 examples\."
-    with pytest.warns(EquipoiseNotice, match=words):
+    words = r"table: clients without an example to test on: 'small' \(1 of 7\)\. .* At test=0.2 a client needs 3 examples\. "
+    with pytest.warns(EquipoiseNotice, match=words + r"Give them more, or leave them out: min_examples=3\.$"):
         load(frame, split_by="examples", test=0.2)
+    load(frame, split_by="examples", test=0.2, min_examples=3)  # quiet, as the notice says
     load(frame[1:], split_by="examples", test=0.2)  # quiet
     load(frame, split_by="examples", test=0.0)
     arrays = frame["a"].to_numpy()[:, None], frame["y"].to_numpy(), frame["c"].to_numpy()
@@ -385,11 +386,12 @@ def test_clients_without_an_example_to_validate_on_get_a_notice():
     frame = FRAME.assign(c=[f"small {row // 3}" if row < 18 else "large" for row in ROW])  # six of three examples each
     words = (
         r"table: clients without an example to validate on: 'small 0', 'small 1', 'small 2', 'small 3', 'small 4' … "
-        r"\(6 of 7\)\. .*chosen by validation.* At validation=0.1, test=0.2 a client needs 5 examples\."
+        r"\(6 of 7\)\. .*chosen by validation.* At validation=0.1, test=0.2 a client needs 5 examples\. .* min_examples=5\."
     )
     with pytest.warns(EquipoiseNotice, match=words) as told:
         load(frame, split_by="examples", validation=0.1, test=0.2)
     assert len(told) == 1  # all have one to test on
+    load(frame, split_by="examples", validation=0.1, test=0.2, min_examples=5)  # quiet
     load(frame.assign(c=["a", "b"] * (len(frame) // 2)), split_by="examples", validation=0.1, test=0.2)  # quiet
     marked = frame.assign(part=["validation" if row == 20 else "test" if row % 3 else "train" for row in ROW])
     with pytest.warns(EquipoiseNotice, match="to validate on: .* Mark examples of theirs for the validation"):

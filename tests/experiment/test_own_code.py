@@ -147,6 +147,16 @@ def test_wrong_losses_and_metrics_are_refused(project):
     for old, new, words in (
         ("my_parts:focal", "focal", 'train.loss must be an import path, "module:name"'),
         ("my_parts:focal", "my_parts:MyNet", "must be a function of (outputs, targets), but is a class"),
+        (
+            "my_parts:focal",
+            'my_parts:focal"\nerror = "mae',
+            'train.error must be an import path, "module:name", or absolute_error',
+        ),
+        (
+            "my_parts:focal",
+            'my_parts:focal"\nerror = "my_parts:MyNet',
+            "must be a function of (outputs, targets), but is a class",
+        ),
         ("my_parts:sure", "sure", "train.metrics must be names of macro_f1"),
         ("my_parts:sure", "my_parts:macro_f1", "train.metrics must have different names"),
     ):

@@ -85,7 +85,7 @@ def export(
 
 def predict(
     folder: Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run on a table.")],
-    rows: Annotated[Path, Argument(metavar="ROWS", help="New rows: a CSV or Parquet file. It needs no target and no client.")],
+    rows: Annotated[Path, Argument(metavar="ROWS", help="New rows: a CSV or Parquet file. It needs no target.")],
     out: Annotated[Path | None, Option(metavar="FILE", help="Write a CSV file. Default: standard output.")] = None,
     settings: Annotated[
         list[str] | None,
@@ -100,10 +100,16 @@ def predict(
         list[str] | None,
         Option(metavar="COLUMN", help="Copy a column of ROWS, such as an id, into the output; may be given several times."),
     ] = None,
+    shared: Annotated[
+        bool, Option("--shared", help="Use the shared model, also for clients with a model of their own.")
+    ] = False,
+    client: Annotated[
+        str | None, Option(metavar="COLUMN", help="The column of ROWS that names the client. Default: that of training.")
+    ] = None,
     overwrite: Overwrite = False,
     trust: Annotated[bool, Option("--trust", help="Trust the code of your own that the run names, from now on.")] = False,
 ) -> None:
-    """Write what the shared model of a run says about each new row: the probability of each class, or the number."""
+    """Write what a run says about each new row, by the client's own model or the shared one: probabilities, or the number."""
     import io
 
     from pyarrow import csv
@@ -114,13 +120,17 @@ def predict(
 
     refuse_taken_file(out, "--out", overwrite=overwrite)
     reading = override({}, settings or ())
-    table = predict_rows(folder, rows, reading=reading, member=member, keep=keep or (), trust=trust, model=model)
+    found = predict_rows(
+        folder, rows, reading=reading, member=member, keep=keep or (), trust=trust, model=model, shared=shared, client=client
+    )
     written = io.BytesIO()
-    csv.write_csv(table, written)
+    csv.write_csv(found.table, written)
+    if found.said:
+        Console(stderr=True).print(Text(found.said), soft_wrap=True)
     if out is None:
         typer.echo(written.getvalue().decode(), nl=False)
     else:
-        Console().print(Text(f"{write_atomically(out, written.getvalue())}: {table.num_rows} rows"), soft_wrap=True)
+        Console().print(Text(f"{write_atomically(out, written.getvalue())}: {found.table.num_rows} rows"), soft_wrap=True)
 
 
 def add_to(app: typer.Typer) -> None:

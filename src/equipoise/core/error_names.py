@@ -11,7 +11,8 @@ ZERO_ONE = "0-1 error"
 SQUARED, ABSOLUTE = "squared error", "absolute error"
 _KNOWN = {
     "misclassified": ZERO_ONE, "MaskedMisclassified": ZERO_ONE, "wrong_sign": ZERO_ONE, "wrong_half": ZERO_ONE,
-    "squared_error": SQUARED, "mse_loss": SQUARED, "MSELoss": SQUARED, "l1_loss": ABSOLUTE, "L1Loss": ABSOLUTE,
+    "squared_error": SQUARED, "mse_loss": SQUARED, "MSELoss": SQUARED,
+    "absolute_error": ABSOLUTE, "l1_loss": ABSOLUTE, "L1Loss": ABSOLUTE,
 }  # fmt: skip
 _MEANT = {
     ZERO_ONE: "the share of a client's examples that the model gets wrong",

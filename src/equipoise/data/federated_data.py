@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.core.trees import leaves
@@ -21,6 +23,9 @@ from equipoise.data.ragged import Ragged
 from equipoise.errors import InvalidData, InvalidParameter, is_integer, notify, require
 from equipoise.subgroups import checked_attributes
 from equipoise.types import Attack
+
+# Of the clients of a split: their ids, where the rows of each end, and the rows of all, as the table counts them.
+TablePlaces = tuple[Sequence[str], NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +47,7 @@ class FederatedData:
     ignore_index: int = IGNORE
     schema: Any = None  # equipoise.data.Schema: how each column of a table was encoded; not part of the fingerprint
     attributes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of clients, by name; not in the fingerprint
+    table_places: Mapping[str, TablePlaces] = field(default_factory=dict, repr=False)  # by split, of a table; see `table_rows`
 
     def __post_init__(self) -> None:
         fix = "Without targets to ignore, leave it away."
@@ -103,6 +109,27 @@ class FederatedData:
         for name, values in given.items():
             _compare_ids(name, values, known)
         return replace(self, attributes={**self.attributes, **given})
+
+    def table_rows(self, split: str = "test") -> dict[str, NDArray[np.int64]]:
+        """By client, the rows of the table that are its examples of a split, in the order of the examples.
+
+        Rows are counted from 0 and without the header, as `frame.iloc` does, also those that `min_examples` left out. Data of
+        `data.csv`, `data.parquet` and `data.from_frame` have them.
+
+        >>> import equipoise as eq
+        >>> part = ["train", "train", "test", "test"]
+        >>> frame = {"who": ["a", "b", "a", "b"], "age": [3, 4, 5, 6], "ill": ["no", "yes", "no", "yes"], "part": part}
+        >>> data = eq.data.from_frame(frame, client="who", target="ill", split="part", split_by="examples")
+        >>> data.table_rows("test")
+        {'a': array([2]), 'b': array([3])}
+        """
+        if not self.table_places:
+            fix = "Split the rows yourself: split=… of data.from_frame names a column that says train, validation or test."
+            raise InvalidParameter("data", "must be made by data.csv, data.parquet or data.from_frame", self.name, fix)
+        known = list(self.table_places)
+        require(split in known, "split", f"must be one of {', '.join(known)}", split)
+        ids, ends, rows = self.table_places[split]
+        return dict(zip(ids, np.split(rows, ends[:-1]), strict=True))
 
     @property
     def splits(self) -> dict[str, ClientSet]:

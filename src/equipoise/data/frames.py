@@ -19,9 +19,10 @@ from equipoise.data.arrays import client_of_rows, rows_by_client
 from equipoise.data.arrow_tables import arrow_table, check_names
 from equipoise.data.clients import ClientSet, large_enough
 from equipoise.data.csv_files import read_csv
-from equipoise.data.csv_reading import kept_rows
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.csv_reading import kept_rows, places_of
+from equipoise.data.federated_data import FederatedData, TablePlaces
 from equipoise.data.file_access import PathLike
+from equipoise.data.missing_cells import refuse_missing
 from equipoise.data.near_names import tell_of_similar
 from equipoise.data.packed_rows import offsets_of
 from equipoise.data.schema import Schema, tell_of_unseen
@@ -89,7 +90,8 @@ def from_frame(
     require_column_name("client", client)
     table = arrow_table(frame, name, client)
     check_names(table, name, client=client, target=target, split=split)
-    owners = _owners(TableColumn.of(table, client, name))
+    answers = TableColumn.of(table, target, name, target=True)
+    owners = _owners(TableColumn.of(table, client, name), answers if target_kind == "classes" else answers.as_dates())
     _tell_of_totals(TableColumn.of(table, client, name), *owners)
     require_integer("min_examples", min_examples, 1)
     if min_examples > 1:
@@ -113,10 +115,18 @@ def from_frame(
     (x, unseen), y = schema.inputs_of(table, name), schema.targets(table, name)
     tell_of_unseen(unseen, name)
     if split_by == "examples":
-        tell_of_untested(parts, None if split is not None else (validation, test))
+        tell_of_untested(parts, None if split is not None else (validation, test), of_table=True)
     parts = parts.with_attributes(described) if described else parts
     sets: dict[str, Any] = {part: replace(rows, x=select(x, rows.x), y=y[rows.x]) for part, rows in parts.splits.items()}
-    return replace(parts, **sets, classes=len(schema.target.classes), schema=schema)
+    kept = places_of(table).kept
+    places = {part: _places(rows, kept) for part, rows in parts.splits.items()}
+    return replace(parts, **sets, classes=len(schema.target.classes), schema=schema, table_places=places)
+
+
+def _places(clients: ClientSet, kept: NDArray[np.int64] | None) -> TablePlaces:
+    """Where the examples of clients, whose inputs are rows of the table, were before rows were left out."""
+    rows: NDArray[np.int64] = clients.x.numpy()
+    return clients.ids, clients.sizes.cumsum(0).numpy(), rows if kept is None else kept[rows]
 
 
 def csv(
@@ -171,9 +181,9 @@ def _check_options(options: Mapping[str, Any], reader: Callable[..., Any], elsew
         require(option in known, "options", f"must be those of data.{reader.__name__} and data.from_frame", option, hint)
 
 
-def _owners(column: TableColumn) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """The client of each row as numbers (N,) into the sorted ids."""
-    codes, names = client_names(column)
+def _owners(column: TableColumn, target: TableColumn) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """The client of each row as numbers (N,) into the sorted ids; rows without one are refused with those without a target."""
+    codes, names = client_names(column, target)
     order, ids = client_of_rows(names)
     return order[codes], ids
 
@@ -198,8 +208,11 @@ def _large_clients(
     return kept_rows(table, rows), (np.searchsorted(kept, which[rows]), tuple(ids[k] for k in kept))
 
 
-def client_names(column: TableColumn) -> tuple[NDArray[np.int64], list[str]]:
-    """The client of each row as numbers (N,) into a list of names; a row without a client is refused."""
+def client_names(column: TableColumn, target: TableColumn | None = None) -> tuple[NDArray[np.int64], list[str]]:
+    """The client of each row as numbers (N,) into a list of names; a row without a client is refused.
+
+    The refusal also names the rows that lack the target, where it is given.
+    """
     import pyarrow.types as kinds
 
     codes, names = column.names()
@@ -208,7 +221,7 @@ def client_names(column: TableColumn) -> tuple[NDArray[np.int64], list[str]]:
         raise InvalidData(f"{column}, the client, is infinite in {place}. Drop that row, or name its client.")
     empty = np.array([*(not text.strip() for text in names), True])[codes]
     if empty.any():
-        raise InvalidData(f"{column}, the client, is missing in {column.place(empty)}. Drop that row, or name its client.")
+        refuse_missing((column, "client", empty), *([] if target is None else [(target, "target", target.missing())]))
     return codes, names
 
 

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from equipoise.data.schema import Schema
 
 
-def read_rows(path: PathLike, schema: Schema, reading: Mapping[str, Any]) -> Any:
+def read_rows(path: PathLike, schema: Schema, reading: Mapping[str, Any], client: str = "") -> Any:
     """The rows of a CSV or Parquet file as an Arrow table; columns that were text in training are text, as 007 is no 7.
 
-    A CSV file is read by the options `reading`, which stand for those of `data.csv`.
+    A CSV file is read by the options `reading`, which stand for those of `data.csv`, and so is its column `client`.
     """
-    return _read(path, reading, [rule.name for rule in schema.columns if _is_text(rule.categories)])
+    return _read(path, reading, [rule.name for rule in schema.columns if _is_text(rule.categories)], client)
 
 
 def read_columns(path: PathLike, reading: Mapping[str, Any], names: Sequence[str]) -> Any:
@@ -28,10 +28,10 @@ def read_columns(path: PathLike, reading: Mapping[str, Any], names: Sequence[str
     return _read(path, reading, names).select(list(names))
 
 
-def _read(path: PathLike, reading: Mapping[str, Any], text: Sequence[str]) -> Any:
+def _read(path: PathLike, reading: Mapping[str, Any], text: Sequence[str], client: str = "") -> Any:
     if Path(path).suffix == ".parquet" or Path(path).is_dir():
-        return parquet_files(path, "").read()
-    return read_csv(path, client="", **{**CSV_DEFAULTS, **reading}, text=text)
+        return parquet_files(path, client).read()
+    return read_csv(path, client=client, **{**CSV_DEFAULTS, **reading}, text=text)
 
 
 def _is_text(categories: tuple[str, ...]) -> bool:

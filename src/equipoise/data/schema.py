@@ -47,13 +47,15 @@ class Schema:
 
     `reading` are the options of `data.csv` by which the file of the table was read, as far as they are not the usual ones. New
     files are read by them. Schemas that differ in nothing else are equal. `zeros_as_text` says whether a column of a CSV file
-    with a number that begins with 0, such as 01234, is text; in schemas of earlier versions it is a number.
+    with a number that begins with 0, such as 01234, is text; in schemas of earlier versions it is a number. `client` is the
+    column that named the client of each row, which is no input; empty if none is known.
     """
 
     columns: tuple[ColumnRule, ...]
     target: TargetRule
     reading: tuple[tuple[str, str | tuple[str, ...]], ...] = field(default=(), compare=False, metadata=NO_PART_OF_FINGERPRINT)
     zeros_as_text: bool = field(default=False, compare=False, metadata=NO_PART_OF_FINGERPRINT)
+    client: str = field(default="", compare=False, metadata=NO_PART_OF_FINGERPRINT)
 
     def __post_init__(self) -> None:
         names = [*(rule.name for rule in self.columns), self.target.name]
@@ -143,7 +145,7 @@ class Schema:
         _refuse_all([*odd, *([] if refused is None else [refused])], source)
         if answer is None or all(rule.becomes == "left out" for rule in rules):
             raise InvalidData(f"{source}: no column is left as an input; those that are there are left out or constant.")
-        return cls(tuple(rules), answer, reading_of(table), zeros_as_text=True)
+        return cls(tuple(rules), answer, reading_of(table), zeros_as_text=True, client=client or "")
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -227,7 +229,7 @@ class Schema:
 
     def to_json(self) -> str:
         """The schema as JSON."""
-        later = "reading", "zeros_as_text"  # keys that earlier versions do not know, left away where they say nothing
+        later = "reading", "zeros_as_text", "client"  # keys that earlier versions do not know, left away where they say nothing
         content = {name: value for name, value in asdict(self).items() if name not in later or value}
         return json.dumps({"format": FORMAT, **content}, indent=1, ensure_ascii=False, allow_nan=False)
 

@@ -141,10 +141,11 @@ def split(
     return chosen(clients, validation=validation, test=test, seed=seed, name=name, classes=classes, ignore_index=ignore_index)
 
 
-def tell_of_untested(data: FederatedData, shares: tuple[float, float] | None) -> None:
+def tell_of_untested(data: FederatedData, shares: tuple[float, float] | None, *, of_table: bool = False) -> None:
     """Notices that name training clients without an example to test or to validate on, five of them and how many there are.
 
-    `shares` of the examples were asked for, to validate and to test on; None: a column says which they are.
+    `shares` of the examples were asked for, to validate and to test on; None: a column says which they are. Clients of a
+    table can be left out by `min_examples`.
     """
     parts = (
         (data.test, "test", "Training uses them, but no test figure covers them."),
@@ -158,11 +159,13 @@ def tell_of_untested(data: FederatedData, shares: tuple[float, float] | None) ->
         shown = ", ".join(left[:5]) + (" …" if len(left) > 5 else "")
         action = "test" if part == "test" else "validate"
         text = f"{data.name}: clients without an example to {action} on: {shown} ({len(left)} of {len(data.train)})"
-        cure = f"Mark examples of theirs for the {part}"
+        cure, leave = f"Mark examples of theirs for the {part}", "drop their rows"
         if shares is not None:
             options = f"test={shares[1]:g}" if place == 0 else f"validation={shares[0]:g}, test={shares[1]:g}"
-            cure = f"At {options} a client needs {_fewest(*shares, place)} examples. Give them more"
-        notify(f"{text}. {what} {cure}, or leave them out.")
+            fewest = _fewest(*shares, place)
+            cure = f"At {options} a client needs {fewest} examples. Give them more"
+            leave = f"leave them out: min_examples={fewest}" if of_table else "leave them out"
+        notify(f"{text}. {what} {cure}, or {leave}.")
 
 
 def _fewest(validation: float, test: float, place: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.data.column_kinds import LIKE_MISSING, misread_text, numbers_of_kind
+from equipoise.data.missing_cells import refuse_missing
 from equipoise.data.table_column import TableColumn, shown_names, sorted_names
 from equipoise.errors import InvalidData, notify, require
 
@@ -44,7 +45,7 @@ class TargetRule:
 
         column = column if kind == "classes" else column.as_dates()
         by_type = column.type_kind
-        _refuse_missing(column, column.missing())
+        refuse_missing((column, "target", column.missing()))
         whole = kinds.is_integer(column.values.type)
         numeric = by_type == "date" or (by_type == "number" and not whole)
         chosen = kind or ("number" if numeric and not classes else "classes")
@@ -97,7 +98,7 @@ class TargetRule:
         if self.kind == "number":
             return torch.from_numpy(_target_numbers(column).astype(np.float32))
         codes, names = column.names()
-        _refuse_missing(column, codes < 0)
+        refuse_missing((column, "target", codes < 0))
         place = {name: code for code, name in enumerate(self.classes)}
         for code, name in enumerate(names):
             if name not in place:
@@ -123,22 +124,11 @@ class TargetRule:
 def _target_numbers(column: TableColumn) -> NDArray[np.float64]:
     column = column.as_dates()
     values = numbers_of_kind(column, "date" if column.type_kind == "date" else "number")
-    _refuse_missing(column, np.isnan(values))
+    refuse_missing((column, "target", np.isnan(values)))
     if (large := np.abs(values) > np.finfo(np.float32).max).any():
         found = f"{column.place(large)} holds {values[large][0]:g}"
         raise InvalidData(f"{column}, the target, {found}, which is too large. Repair or scale it.")
     return values
-
-
-def _refuse_missing(column: TableColumn, missing: NDArray[Any]) -> None:
-    if missing.any():
-        count = int(missing.sum())
-        more = f" and {count - 1} more. Drop these rows" if count > 1 else ". Drop this row"
-        blank = column.is_text and not column.values.null_count
-        how = f"frame[frame[{column.name!r}].str.strip() != '']" if blank else f"frame.dropna(subset=[{column.name!r}])"
-        raise InvalidData(
-            f"{column}, the target, is missing in {column.place(missing)}{more}: {how} in pandas, or in the file."
-        )
 
 
 def _always(value: str) -> str:

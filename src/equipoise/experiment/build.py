@@ -66,7 +66,8 @@ class PreparedRun:
             "rounds": options.rounds, "clients_per_round": options.clients_per_round, "seed": options.seed,
             "engine": options.chosen_engine(), "evaluate_every": options.evaluate_every,
             "evaluate_clients": options.evaluate_clients, "observers": observers, "progress": progress, "checkpoint": saving,
-            "metrics": config.metrics(), "loss": config.loss(), "stop": options.stop,
+            "metrics": config.metrics(), "loss": config.loss(), "error": config.error(),
+            "stop": options.stop,
         }  # fmt: skip
         # Sums depend on the number of threads in the last bits, so a run keeps it.
         with threads(options.threads or torch.get_num_threads()):
@@ -89,7 +90,7 @@ class PreparedRun:
         with threads(options.threads or torch.get_num_threads()):
             setting = set_up(
                 self.model, self.data, self.algorithm, rounds=options.rounds, clients_per_round=options.clients_per_round,
-                seed=options.seed, loss=self.config.loss(), error=None, engine=options.chosen_engine(),
+                seed=options.seed, loss=self.config.loss(), error=self.config.error(), engine=options.chosen_engine(),
             )  # fmt: skip
             return explained(setting)
 
@@ -233,6 +234,6 @@ def check_fit(config: RunConfig, model: nn.Module, data: FederatedData) -> None:
     from equipoise.core.task_trial import try_task
 
     try:
-        try_task(Task.of(model, config.loss()), data)
+        try_task(Task.of(model, config.loss(), config.error()), data)
     except EquipoiseError as failure:
         raise ConfigError(f"The model {config.model.name!r} does not fit the data {config.data.name!r}: {failure}") from failure

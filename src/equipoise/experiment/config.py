@@ -66,7 +66,7 @@ class RunConfig:
     attack: PartConfig | None = None  # on the training clients
     family: FamilyConfig | None = None  # of models for several values of a knob; None: one model
     versions: dict[str, str] = field(default_factory=dict, compare=False)  # of the libraries that wrote the file, if any did
-    functions: dict[str, catalog.CatalogPart] = field(default_factory=dict, compare=False)  # own losses and metrics, by path
+    functions: dict[str, catalog.CatalogPart] = field(default_factory=dict, compare=False)  # own losses, errors, metrics
 
     @classmethod
     def read(
@@ -128,6 +128,13 @@ class RunConfig:
     def loss(self) -> Any:
         """The loss of the user's own that the configuration names; None for the model's."""
         return None if self.train.loss is None else self.functions[self.train.loss].own
+
+    def error(self) -> Any:
+        """The error by which clients are judged that the configuration names; None for the model's."""
+        from equipoise.models.linear import ERRORS_OF_NUMBERS
+
+        name = self.train.error
+        return None if name is None else ERRORS_OF_NUMBERS[name] if name in ERRORS_OF_NUMBERS else self.functions[name].own
 
     def metrics(self) -> dict[str, Any]:
         """The metrics that the configuration names, by the names that results have for them."""

@@ -43,7 +43,7 @@ def export_run(path: Path, *, trust: bool = False) -> list[Path]:
         prepared.model.load_state_dict(stored)
     except RuntimeError as failure:
         raise ConfigError(f"{folder.model} does not fit the model of {folder.config}: {failure}") from failure
-    task = try_task(Task.of(prepared.model), prepared.data)
+    task = try_task(Task.of(prepared.model, config.loss(), config.error()), prepared.data)
     fields = {name: value for name, value in vars(record).items() if name in RunRecord.__dataclass_fields__}
     result = Result(
         **{**fields, "algorithm": prepared.algorithm}, model=prepared.model,

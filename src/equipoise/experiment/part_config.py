@@ -135,7 +135,7 @@ def named_part(kind: str, name: str, where: str, origin: Origin) -> catalog.Cata
 
 
 def own_function(import_path: str, where: str, origin: Origin) -> catalog.CatalogPart:
-    """A loss or a metric of the user's own code, a function of (outputs, targets); admitted as parts of one's own are."""
+    """A loss, error or metric of the user's own code, a function of (outputs, targets); admitted as parts of one's own are."""
     if origin.code is None:
         fix = "Only equipoise run, compare and tune run it."
         raise ConfigError(f"{where}: {import_path} is code of the user's own, which is not run here. {fix}")

@@ -42,11 +42,12 @@ class TrainOptions(TrainRecord):
     split are evaluated, drawn at random (None: all). `metrics` are names of metrics of single clients, or import paths
     "module:name" of metrics of your own. Of a plain function more is better. For less is better, let the name be an object
     `equipoise.metrics.Metric(function, higher_is_better=False)`. The tail of clients is at the worse end. `loss` is the
-    import path of a loss of your own, (outputs, targets) → one number per example (None: the model's). `checkpoint_every`
-    is in rounds (None: about every ten seconds). `threads` are torch's (None: torch's own choice; the folder of a run holds
-    the number). `stop`, a section [train.stop], has the parameters of EarlyStopping. `attributes` names a CSV file with a
-    row per client, its id first and then attributes by which reports show subgroups. `conformal` is ζ, the share of test
-    examples that conformal sets may miss (None: no sets).
+    import path of a loss of your own, (outputs, targets) → one number per example (None: the model's). `error` is that of
+    an error of your own, by which clients are judged, or "absolute_error" or "squared_error" for numbers (None: the
+    model's). `checkpoint_every` is in rounds (None: about every ten seconds). `threads` are torch's (None: torch's own
+    choice; the folder of a run holds the number). `stop`, a section [train.stop], has the parameters of EarlyStopping.
+    `attributes` names a CSV file with a row per client, its id first and then attributes by which reports show subgroups.
+    `conformal` is ζ, the share of test examples that conformal sets may miss (None: no sets).
     """
 
     evaluate_clients: int | None = None
@@ -60,6 +61,7 @@ class TrainOptions(TrainRecord):
     threads: int | None = None
     metrics: list[str] | None = None
     loss: str | None = None
+    error: str | None = None
     attributes: str | None = None
     conformal: float | None = None
     stop: EarlyStopping | None = None
@@ -85,6 +87,11 @@ class TrainOptions(TrainRecord):
         require(len(set(columns)) == len(columns), "metrics", "must have different names", self.metrics)
         path_rule, fix = 'must be an import path, "module:name"', "Leave it out for the loss of the model."
         require(self.loss is None or ":" in self.loss, "loss", path_rule, self.loss, fix)
+        if self.error is not None and ":" not in self.error:
+            from equipoise.models.linear import ERRORS_OF_NUMBERS
+
+            path_rule, fix = f"{path_rule}, or {' or '.join(ERRORS_OF_NUMBERS)}", "Leave it out for the error of the model."
+            require(self.error in ERRORS_OF_NUMBERS, "error", path_rule, self.error, fix)
         known = catalog.part("engine", self.engine, where="train.engine").parameters
         for name in ("device", "chunk_size", "workers", "precision", "compiled"):
             value = getattr(self, name)
@@ -94,7 +101,9 @@ class TrainOptions(TrainRecord):
     def import_paths(self) -> dict[str, str]:
         """The functions of the user's own code by their import paths, each with the key that names it."""
         paths = {name: "train.metrics" for name in self.metrics or () if ":" in name}
-        return paths | ({} if self.loss is None else {self.loss: "train.loss"})
+        for name, path in (("error", self.error), ("loss", self.loss)):
+            paths |= {path: f"train.{name}"} if path is not None and ":" in path else {}
+        return paths
 
     def chosen_engine(self) -> Any:
         """The engine that these options describe, not yet started."""

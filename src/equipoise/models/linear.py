@@ -36,6 +36,15 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square()
 
 
+def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """|z − y| of predictions z (B,) against numbers y (B,): (B,), in the unit of y."""
+    _require_one_target_per_output(outputs, targets)
+    return (outputs - targets).abs()
+
+
+ERRORS_OF_NUMBERS = {each.__name__: each for each in (absolute_error, squared_error)}  # which a configuration may name
+
+
 def squared_distance(outputs: Tensor, targets: Tensor) -> Tensor:
     """‖w − y‖² of points w (B, F) against points y (B, …) with as many entries, without a factor ½: (B,)."""
     batch, features = outputs.shape

@@ -1,0 +1,33 @@
+"""The refusal of rows of a table that lack their client or their target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from equipoise.data.clients import prefix
+from equipoise.data.table_column import TableColumn
+from equipoise.errors import InvalidData
+
+
+def refuse_missing(*cells: tuple[TableColumn, str, NDArray[Any]]) -> None:
+    """Refuse missing cells of columns, in one message: each column with its role and where (N,) its cells are missing."""
+    found = [each for each in cells if each[2].any()]
+    if not found:
+        return
+    told, rows, kept = [], 0, []
+    absent: list[str] = []
+    for column, role, missing in found:
+        count = int(missing.sum())
+        rows += count
+        what = f"{str(column).removeprefix(prefix(column.source))}, the {role}, is missing in {column.place(missing)}"
+        told.append(what + (f" and {count - 1} more" if count > 1 else ""))
+        if column.is_text and not column.values.null_count:
+            kept.append(f"frame[frame[{column.name!r}].str.strip() != '']")
+        else:
+            absent.append(column.name)
+    ways = [f"frame.dropna(subset={absent})", *kept] if absent else kept
+    drop = "Drop these rows" if rows > 1 else "Drop this row"
+    text = f"{prefix(found[0][0].source)}{', and '.join(told)}. {drop}: {' and '.join(ways)} in pandas, or in the file."
+    raise InvalidData(f"{text} Or name the client there." if any(role == "client" for _, role, _ in found) else text)
