@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from equipoise import metrics
 from equipoise.core.error_names import ABSOLUTE, SQUARED, ZERO_ONE, error_definition
 from equipoise.errors import InvalidParameter, require
+from equipoise.report.data.contradictions import contradictions_of
 from equipoise.report.data.over_seeds import Spread, figures_of, in_percent, intervals_of, malicious_clients, trivial_name
-from equipoise.report.data.paired import PairedDifference, contradiction_words, figures_by_seed, paired
+from equipoise.report.data.paired import PairedDifference, figures_by_seed, paired
 from equipoise.report.text.phrases import sample_words
 from equipoise.report.text.sentences import (
     JudgedClients,
@@ -252,11 +253,10 @@ class Study:
 
     @property
     def contradictions(self) -> str:
-        """Sentences on methods that validation and test clients judge in opposite ways; empty if there are none."""
+        """A sentence on methods that validation and test data judge in opposite ways; empty if there are none."""
         if self.validation is None:
             return ""
-        on_validation, on_test = (study.paired_differences("percentile_90") for study in (self.validation, self))
-        return contradiction_words(self.methods[0].name, on_validation, on_test)
+        return contradictions_of({method.name: method.runs for method in self.methods}, self.methods[0].name)
 
     @property
     def data_name(self) -> str:
