@@ -286,7 +286,7 @@ def test_clients_that_at_least_leaves_in_one_split_alone_contradict_nothing(trai
         results[name] = []
         for number, run in enumerate(runs):
             error = run.clients.error.clone()
-            worse = (0.01, 0.02, 0.03)[number] * (name == "tail")
+            worse = (0.02, 0.021, 0.022)[number] * (name == "tail")
             error[4], error[10] = 0.42 + worse, 0.42 + worse  # the fifth client is worse off under tail in both splits
             results[name].append(replace(run, clients=replace(run.clients, error=error)))
     against = Comparison(results)
