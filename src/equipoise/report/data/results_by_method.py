@@ -338,7 +338,8 @@ def _served(rows: ClientTable) -> ClientTable:
     """The table with `loss` and `error` replaced by those of the model that each client is served."""
     if rows.personal_error is None:
         return rows
-    return replace(rows, loss=rows.served_loss, error=rows.served_error, personal_loss=None, personal_error=None)
+    served = replace(rows, loss=rows.served_loss, error=rows.served_error, personal_loss=None, personal_error=None)
+    return replace(served, error_deviation=None, error_skewness=None) if rows.has_own else served  # of the shared model
 
 
 def _number(value: float | None) -> float:

@@ -125,8 +125,8 @@ def _shared(study: Study) -> ClientErrors:
 def _interval(study: Study, found: ClientErrors, method: int, start: MethodResults | None) -> tuple[Numbers, Numbers] | None:
     """The interval of each client's mean over seeds; None where the client's examples give it a better one.
 
-    It is by the spread over a client's examples where there is one seed and the errors are numbers. Else errors in percent
-    stay between 0 and 100, and others above 0 if they must.
+    It is by the spread over a client's examples where the errors are numbers and that is known. Else errors in percent stay
+    between 0 and 100, and others above 0 if they must.
     """
     if has_example_intervals(study, found):
         return None
