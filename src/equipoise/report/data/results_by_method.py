@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 Numbers = NDArray[np.float64]
 GRID = np.arange(0.5, 100.25, 0.5)  # the percents at which percentile curves are drawn; 50 and 90 are among them
+UNNAMED = "run"  # what `train` calls a run that is given no name
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +163,8 @@ class Study:
         split = results[0].judged_on
         weighted = split == "train"
         methods = []
+        if list(by_name) == [UNNAMED]:
+            by_name = {"this model": by_name[UNNAMED]}
         for name, runs in by_name.items():
             all_rows = tuple(run.clients.where(split) for run in runs)
             served = tuple(_served(rows.benign) for rows in all_rows)
@@ -312,6 +315,11 @@ class Study:
         """Whether evaluations make a curve: every method has some, and one has more than the one at the end."""
         counts = [len(method.evaluations("error")[0]) for method in self.methods]
         return min(counts) > 0 and max(counts) > 1
+
+    @property
+    def axis_name(self) -> str:
+        """The error on an axis, with its unit, e.g. "error (%)" or "absolute error of rentals"."""
+        return f"{self.noun}{self.unit}"
 
     @property
     def unit(self) -> str:
