@@ -31,3 +31,13 @@ def test_the_report_of_several_seeds_shows_the_interval_by_examples_and_not_that
     assert "Under own there is none" not in text
     both.report(tmp_path / "both.html")
     assert "Under own there is none: the errors of single examples are not kept." in (tmp_path / "both.html").read_text()
+
+
+def test_the_tables_of_three_methods_are_below_each_other(tmp_path):
+    data = eq.data.label_shift(train_clients=6, validation_clients=0, test_clients=4, examples=20)
+    for count, expected in ((2, "pair"), (3, "stack")):
+        methods = {f"rate {k}": eq.Algorithm(solver=eq.solvers.SGD(lr=0.1 * (k + 1))) for k in range(count)}
+        made = eq.compare(methods, eq.models.Softmax(20, 10), data, rounds=1, clients_per_round=3, seeds=1, progress=False)
+        page = made.report(tmp_path / "r.html").read_text()
+        section = page[page.index('<section aria-labelledby="worst">') :]
+        assert f'<div class="{expected}">' in section  # else the last column would not fit beside the other table

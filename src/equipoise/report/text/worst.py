@@ -40,7 +40,7 @@ def worst_clients(study: Study) -> Iterator[str]:
         yield f"Clients picked for a large {noun} under one method tend to fare less badly under any other, by chance alone: "
         yield "read both tables, and judge by the figures over all clients above.</p>"
         columns = len(study.methods) + bool(client_errors(study, first).seed_of_row)
-        yield f'<div class="{"pair" if columns <= 3 else "stack"}">'  # wider tables do not fit beside each other
+        yield f'<div class="{"pair" if columns <= 2 else "stack"}">'  # wider tables do not fit beside each other
         yield from _before_and_after(study, first, "left-behind")
         yield from _before_and_after(study, best, "still-behind")
         yield "</div>"
