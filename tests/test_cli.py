@@ -169,7 +169,8 @@ def test_ctrl_c_ends_with_one_line(tmp_path, monkeypatch):
     result = call("run", TAIL, *SMALL, "--out", "out")
     assert result.exit_code == 130
     assert result.stderr == (
-        "Stopped by Ctrl-C. What was logged is in out/rounds.jsonl. Go on later: equipoise run --resume out\n"
+        "Stopped by Ctrl-C. What was logged is in out/rounds.jsonl. The checkpoint holds the run after 0 rounds. Go on later: "
+        "equipoise run --resume out\n"
     )
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)

@@ -113,7 +113,10 @@ def test_classes_own_models_and_protected_runs_have_none():
     assert "Clopper" in str(result.clients.where("train").worst(2))
     _, own = trained(frame, algorithm=eq.Algorithm(personal=eq.personal.Finetuning()))
     assert own.clients.number_intervals is None
-    assert "error_low" not in own.clients.where("train").worst(1)[0]
+    worst = own.clients.where("train").worst(1)
+    assert "error_low" not in worst[0]
+    assert str(worst).endswith("No intervals: the errors of clients' own models on single examples are not kept.")
+    assert "No intervals" not in str(result.clients.where("train").worst(2))
 
 
 def test_the_report_of_one_seed_shows_them(tmp_path):

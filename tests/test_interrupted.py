@@ -1,14 +1,20 @@
 """Ctrl-C in a Python script: what was saved is said, and how to go on; KeyboardInterrupt stays one."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
+import torch
 
 import equipoise as eq
 from equipoise.errors import EquipoiseNotice
+
+TAIL = Path(__file__).parents[1] / "examples/tail.toml"
 
 SCRIPT = """
 import sys
@@ -27,7 +33,7 @@ class Waits:
     def on_state(self, state):
         if self.last and state.round == 7:
             print("here", flush=True)
-            time.sleep(60)  # Ctrl-C comes now, and not inside of torch, which may make a RuntimeError of it
+            time.sleep(SECONDS)  # Ctrl-C comes now, and not inside of torch, which may make a RuntimeError of it
 
 
 usual = {"rounds": 9, "clients_per_round": 5, "observers": [Waits()], "progress": False}
@@ -36,15 +42,18 @@ CALL
 TRAIN = "eq.train(model, data, checkpoint=CHECKPOINT, **usual)"
 
 
-def interrupted(call, folder, checkpoint="None"):
-    """The standard error and the exit status of a script that gets Ctrl-C after its seventh round."""
-    source = SCRIPT.replace("CALL", call.replace("CHECKPOINT", checkpoint))
+def interrupted(call, folder, checkpoint="None", *, times=1, number=signal.SIGINT):
+    """The standard error and the exit status of a script that gets Ctrl-C after its seventh round, as many `times`."""
+    waits = 60 if checkpoint == "None" or times > 1 else 2
+    source = SCRIPT.replace("CALL", call.replace("CHECKPOINT", checkpoint)).replace("SECONDS", str(waits))
     child = subprocess.Popen(
         [sys.executable, "-c", source], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
     )
     try:
         assert child.stdout.readline() == "here\n", child.stderr.read()
-        child.send_signal(signal.SIGINT)
+        for _ in range(times):
+            child.send_signal(number)
+            time.sleep(0.5)
         _, said = child.communicate(timeout=60)
     finally:
         child.kill()
@@ -60,17 +69,83 @@ def test_a_run_without_a_checkpoint_says_how_to_get_one(tmp_path):
     assert "in train_runs" in said  # no frame is hidden
 
 
-def test_a_run_with_a_checkpoint_says_where_it_is_and_the_same_call_goes_on(tmp_path):
-    said, status = interrupted(TRAIN, tmp_path, 'eq.Checkpoints("run.safetensors", every=5)')
-    assert status == -signal.SIGINT
-    note = said.strip().splitlines()[-1]
-    assert note == "run.safetensors holds the run after 5 rounds. Repeat the call to go on from there."
+def resumed(path, algorithm=None):
+    """The result of the script's call, which goes on from a checkpoint if there is one."""
     data = eq.data.label_shift(train_clients=20, validation_clients=0, test_clients=5, examples=20)
+    model = eq.models.Softmax(data.features, data.classes)
+    return eq.train(model, data, algorithm, rounds=9, clients_per_round=5, checkpoint=path)
+
+
+@pytest.mark.filterwarnings("ignore:The test clients of")
+@pytest.mark.parametrize(
+    ("call", "algorithm"),
+    [
+        (TRAIN, eq.Algorithm()),
+        (TRAIN.replace("data, ", "data, eq.Algorithm(personal=eq.personal.Ditto(0.5)), "),
+         eq.Algorithm(personal=eq.personal.Ditto(0.5))),
+    ],
+    ids=["shared", "own models"],
+)  # fmt: skip
+def test_a_run_with_a_checkpoint_ends_its_round_and_the_same_call_goes_on_bit_for_bit(call, algorithm, tmp_path):
+    said, status = interrupted(call, tmp_path, 'eq.Checkpoints("run.safetensors", every=5)')
+    assert status == -signal.SIGINT
+    assert "Ctrl-C: this stops after the round, with a checkpoint. Ctrl-C again stops at once." in said
+    note = said.strip().splitlines()[-1]
+    assert note == "run.safetensors holds the run after 7 rounds. Repeat the call to go on from there."
+    with pytest.warns(EquipoiseNotice, match="Going on from round 7 of 9"):
+        after = resumed(tmp_path / "run.safetensors", algorithm)
+    whole = resumed(None, algorithm)
+    assert torch.equal(after.params, whole.params)
+    assert after.clients.served_error.tolist() == whole.clients.served_error.tolist()
+    assert [report.loss for report in after.history.rounds] == [report.loss for report in whole.history.rounds]
+
+
+def test_a_second_ctrl_c_stops_at_once_and_leaves_the_checkpoint_as_it_was(tmp_path):
+    began = time.monotonic()
+    said, status = interrupted(TRAIN, tmp_path, 'eq.Checkpoints("run.safetensors", every=5)', times=2)
+    assert status == -signal.SIGINT
+    assert time.monotonic() - began < 50  # of 60 that the script waits
+    assert said.strip().splitlines()[-1].startswith("run.safetensors holds the run after 5 rounds.")
     with pytest.warns(EquipoiseNotice, match="Going on from round 5 of 9"):
-        eq.train(
-            eq.models.Softmax(data.features, data.classes), data, rounds=9, clients_per_round=5,
-            checkpoint=tmp_path / "run.safetensors",
-        )  # fmt: skip
+        after = resumed(tmp_path / "run.safetensors")
+    assert torch.equal(after.params, resumed(None).params)
+
+
+def test_sigterm_ends_the_process_after_the_round_with_a_checkpoint(tmp_path):
+    _, status = interrupted(TRAIN, tmp_path, 'eq.Checkpoints("run.safetensors", every=5)', number=signal.SIGTERM)
+    assert status == -signal.SIGTERM
+    with pytest.warns(EquipoiseNotice, match="Going on from round 7 of 9"):
+        after = resumed(tmp_path / "run.safetensors")
+    assert torch.equal(after.params, resumed(None).params)
+
+
+def test_the_command_line_says_which_round_the_checkpoint_holds_and_goes_on_from_it(tmp_path):
+    command = [sys.executable, "-m", "equipoise", "run"]
+    config = [str(TAIL), "--set", "train.rounds=400"]
+    child = subprocess.Popen(
+        [*command, *config, "--out", "out"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        log = tmp_path / "out/rounds.jsonl"
+        until = time.monotonic() + 60
+        while not log.exists() or log.read_text().count("\n") < 20:
+            assert child.poll() is None, child.stderr.read()
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert child.returncode == 130
+    logged = [json.loads(line) for line in log.read_text().splitlines()]
+    done = sum(event["event"] == "round" for event in logged)
+    assert 20 <= done + 1 < 400
+    last = said.strip().splitlines()[-1]
+    assert f"The checkpoint holds the run after {done} rounds. Go on later: equipoise run --resume out" in last
+    again = subprocess.run([*command, "--resume", "out"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+    assert f"Going on from round {done} of 400" in again.stderr
+    subprocess.run([*command, *config, "--out", "whole"], cwd=tmp_path, capture_output=True, timeout=300, check=True)
+    assert (tmp_path / "out/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("call", [
@@ -88,6 +163,6 @@ except KeyboardInterrupt as stop:
     said, status = interrupted(handing, tmp_path, '"all.safetensors"')
     assert status == -signal.SIGINT
     assert "['FedAvg']" in said
-    assert "all-prox-seed0.safetensors holds the run after 0 rounds. Repeat the call to go on from there." in said
+    assert "all-prox-seed0.safetensors holds the run after 7 rounds. Repeat the call to go on from there." in said
     assert "1 of 2 runs had ended. The attribute `finished` of this KeyboardInterrupt is a Comparison of them" in said
     assert said.count("Nothing was saved") == 0

@@ -307,6 +307,7 @@ class ClientTable:
         found.at_least = at_least
         ends = None if judged else rows.number_intervals
         found.by_spread = ends is not None
+        found.own_models = not judged and self.error_deviation is not None and rows.has_own
         for k, row in zip(order, found, strict=True):
             if rows.personal_error is not None:
                 row["served_error"] = errors[k]
@@ -376,6 +377,7 @@ class WorstClients(list[dict[str, object]]):
 
     at_least = 0  # examples of every client
     by_spread = False  # whether intervals are by the spread of a client's errors, which are numbers
+    own_models = False  # whether there are no intervals because clients have models of their own
 
     def __str__(self) -> str:
         if not self:
@@ -392,6 +394,8 @@ class WorstClients(list[dict[str, object]]):
         if "error_low" in self[0]:
             how = "Student, corrected for skewness; from 20 examples on" if self.by_spread else "Clopper and Pearson"
             table.append(f"The interval ({how}) covers the choice of the client's examples, and not the seed.")
+        elif self.own_models:
+            table.append("No intervals: the errors of clients' own models on single examples are not kept.")
         return "\n".join(table)
 
 

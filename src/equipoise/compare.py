@@ -15,6 +15,7 @@ from equipoise.data.federated_data import FederatedData
 from equipoise.errors import require
 from equipoise.privacy.observer_table import composed_words
 from equipoise.report import export_figures, write_report
+from equipoise.report.data.contradictions import contradictions_of
 from equipoise.report.data.over_seeds import (
     FIGURES,
     Spread,
@@ -25,7 +26,7 @@ from equipoise.report.data.over_seeds import (
     trivial_name,
 )
 from equipoise.report.data.paired import Differences
-from equipoise.report.text.paper_tables import contradictions_of, differences_of, latex_table, markdown_table, paper_table
+from equipoise.report.text.paper_tables import differences_of, latex_table, markdown_table, paper_table
 from equipoise.report.text.phrases import INTERVAL, SHARED, capital, plural, remarks
 from equipoise.result import Result
 from equipoise.run_summary import missing_words

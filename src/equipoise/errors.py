@@ -63,7 +63,7 @@ def shown(value: object) -> str:
     if isinstance(shape, tuple) and math.prod(shape) > _FEW:
         return f"an array of shape {tuple(shape)} and type {getattr(value, 'dtype', type(value).__name__)}"
     if not isinstance(value, type) and is_dataclass(value) and _is_long(value):
-        return _brief(value)
+        return brief(value)
     text = _SHORT.repr(value) if isinstance(value, list | tuple | set | frozenset | dict | str) else repr(value)
     return text if len(text) <= _LONG else f"{text[: _LONG - 1]}…"
 
@@ -73,14 +73,16 @@ def _is_long(value: Any) -> bool:
     return len(fields(value)) > _MANY and not type(value).__module__.startswith("equipoise.")
 
 
-def _brief(value: Any) -> str:
-    """A dataclass by its name and the fields that differ from their defaults."""
+def brief(value: Any) -> str:
+    """A dataclass by its name and the fields that differ from their defaults; any other value as Python shows it."""
+    if isinstance(value, type) or not is_dataclass(value):
+        return repr(value)
     given = []
     for each in fields(value):
         default = each.default if each.default_factory is MISSING else each.default_factory()
         found = vars(value).get(each.name, default)
         if each.repr and (default is MISSING or repr(found) != repr(default)):
-            given.append(f"{each.name}={found!r}")
+            given.append(f"{each.name}={brief(found)}")
     return f"{type(value).__name__}({', '.join(given)})"
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from equipoise.core.error_names import ZERO_ONE, error_definition, error_words
 from equipoise.core.words import counted
 from equipoise.metrics import Interval, Summary
+from equipoise.report.data.over_seeds import Spread
+from equipoise.report.text.sentences import ValueFormat, trivial_sentence
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,8 +85,18 @@ class RunSummary:
         measured = [f"error: {meant}." for meant in [self._measured] if meant]
         if trivial:
             measured.append(f"trivial error: the same answer for every example, the {self.trivial_answer} of training.")
+            measured += filter(None, [self._no_better_than_trivial])
         few = [text for text in (self.absent, self.small_clients) if text]
         return "\n".join([*(line.rstrip() for line in lines), *measured, *few, *metric_words(self.metrics), *self.subgroups])
+
+    @property
+    def _no_better_than_trivial(self) -> str:
+        """That the model is no better at the 90th percentile than the trivial answer; empty if it is."""
+        if self.trivial_error is None:
+            return ""
+        figures = {"percentile_90": self.error.tail_90, "trivial_percentile_90": self.trivial_error.tail_90}
+        row = {key: Spread(value, 0.0) for key, value in figures.items()}
+        return trivial_sentence(row, ValueFormat(percent=False, decimals=4), self.trivial_answer)
 
     @property
     def _measured(self) -> str:

@@ -23,7 +23,7 @@ from equipoise.runs.drivers import choose_driver
 from equipoise.runs.health import notices, stop_if_lost, tell
 from equipoise.runs.identity import run_key
 from equipoise.runs.input_scales import cause_of_divergence
-from equipoise.runs.interrupted import noting_interrupts
+from equipoise.runs.interrupted import interrupts_wait, noting_interrupts, stop_if_asked
 from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, set_up
 from equipoise.runs.stopping import EarlyStopping, Stopped, StopState
 from equipoise.types import Observer, ServerState
@@ -67,10 +67,10 @@ def train(
     `EarlyStopping`, ends the run when a figure no longer improves, and reports the best iterate.
 
     `progress` shows a bar (None: in a terminal), `observers` watch the run (equipoise.observers), and `name` is what reports
-    call it. `checkpoint` names a file, which is written about every ten seconds. If it exists, the run goes on from it, and
-    ends with the model of an uninterrupted run, bit for bit. `ledger` names the file that every private release is written to
-    before it is made (None: beside the checkpoint, or in memory); runs on the same data may share one, and
-    `equipoise privacy ledger` adds them up.
+    call it. `checkpoint` names a file, which is written about every ten seconds, and at Ctrl-C after the round. If it exists,
+    the run goes on from it, and ends with the model of an uninterrupted run, bit for bit. `ledger` names the file that every
+    private release is written to before it is made (None: beside the checkpoint, or in memory); runs on the same data may
+    share one, and `equipoise privacy ledger` adds them up.
     """
     watch = Watching(evaluate_every, observers, progress, checkpoint, ledger)
     try:
@@ -256,17 +256,20 @@ def _train_alone(
             known = {0, *(point.round for point in run.history.points)}
             if run.setting.stop is not None and run.to_evaluate(every) and run.state.round not in known:
                 run.evaluate(watching)
-        alive, driver = still_running(), None
-        while alive and alive[0].state.round < last_round:
-            driver = driver or choose_driver([run.setting for run in alive])
-            for run, outcome in zip(alive, driver([run.state for run in alive]), strict=True):
-                run.take(outcome, watching, every)
-            if running := [run for run in alive if run.failure is None]:
-                bar.tell("on_round", running[0].history.rounds[-1])
-            if any(run.failure is not None or run.over for run in alive):
-                alive, driver = still_running(), None
-            if any(run.failure is None for run in runs):  # else the checkpoint stays where the run can be tried again
-                saves.tell("on_states", runs)
+        with interrupts_wait(saving):
+            alive, driver = still_running(), None
+            while alive and alive[0].state.round < last_round:
+                driver = driver or choose_driver([run.setting for run in alive])
+                for run, outcome in zip(alive, driver([run.state for run in alive]), strict=True):
+                    run.take(outcome, watching, every)
+                if running := [run for run in alive if run.failure is None]:
+                    bar.tell("on_round", running[0].history.rounds[-1])
+                if any(run.failure is not None or run.over for run in alive):
+                    alive, driver = still_running(), None
+                asked = None if saving is None else saving.stop_asked
+                if any(run.failure is None for run in runs):  # else the checkpoint stays where the run can be tried again
+                    saves.tell("on_states", runs)
+                stop_if_asked(asked)
         for run in runs:
             if run.failure is None:
                 bar.tell("on_evaluating", run.reported.round)

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -124,7 +125,7 @@ def test_a_trial_that_diverges_fails_alone_and_all_together_raise():
     tuned = eq.tune(by_rate, {"lr": [1e38, 0.1]}, net, DATA, **USUAL)
     assert [trial.criterion is None for trial in tuned.trials] == [False, True]
     assert tuned.values == {"lr": 0.1}
-    assert "Failed: lr 1e+38: seed 0: Round 1" in tuned.summary()
+    assert "Failed: trial 2: seed 0: Round 1" in tuned.summary()
     with pytest.raises(Diverged) as caught:
         eq.tune(by_rate, {"lr": [1e38]}, net, DATA, **USUAL)
     assert "All 1 trials failed; this was the first." in caught.value.__notes__
@@ -171,3 +172,35 @@ def test_data_that_the_criterion_cannot_judge_are_refused():
         eq.tune(lambda lr: own, {"lr": [0.1]}, net, DATA, criterion="train_loss", **USUAL)
     with pytest.raises(InvalidParameter, match=r"Write tune\(algorithm, space, model, data, …\)"):
         eq.tune(by_rate, {"lr": [0.1]}, DATA, net, **USUAL)
+
+
+def test_at_least_leaves_out_small_validation_clients_and_few_examples_are_said():
+    shop, x, y = ["a"] * 200 + ["b"] * 120 + ["c"] * 20, [0.5, 1.5, 2.5, 3.5, 4.5] * 68, [0.1, 1.2, 5.3, 2.4] * 85
+    frame = pd.DataFrame({"shop": shop, "x": x, "y": y})
+    data = eq.data.from_frame(frame, client="shop", target="y", validation=0.2, test=0.2, split_by="examples")
+    model = eq.models.Tabular(data.schema, hidden=())
+    given = {"rounds": 2, "clients_per_round": 3}
+    small = int(sorted(data.validation.sizes.tolist())[0])
+    every, large = (eq.tune(by_rate, {"lr": [0.01, 0.1]}, model, data, **given, at_least=least) for least in (0, small + 1))
+    few = sum(size < 30 for size in data.validation.sizes.tolist())  # "b" and "c"
+    assert f"{few} of 3 validation clients have fewer than 30 examples: much of their error may be chance" in every.summary()
+    assert "at_least=30 leaves them out" in every.summary()
+    assert f"over clients with {small + 1} validation examples or more" in large.summary()
+    assert f"1 of 3 validation clients has fewer than {small + 1} examples and is left out." in large.summary()
+    for trial in large.trials:
+        run = eq.train(model, data, by_rate(**trial.values), **given)
+        assert trial.value == pytest.approx(run.summary("validation", at_least=small + 1).error.percentiles[90])
+    with pytest.raises(InvalidParameter, match="at_least must leave a client, and no validation client has more than"):
+        eq.tune(by_rate, {"lr": [0.01, 0.1]}, model, data, **given, at_least=10_000)
+    with pytest.raises(InvalidParameter, match="at_least must be 0 with the training loss"):
+        eq.tune(by_rate, {"lr": [0.01]}, model, data, **given, at_least=5, criterion="train_loss")
+
+
+def test_the_table_shows_what_differs_from_defaults_once():
+    space = {"risk": [eq.risk.Superquantile(tail=0.3), eq.risk.Superquantile(tail=0.2), eq.risk.Mean()]}
+    tuned = eq.tune(lambda risk: eq.Algorithm(risk=risk), space, net, DATA, **USUAL)
+    text = tuned.summary()
+    assert "smoothing" not in text
+    assert text.count("Superquantile(tail=0.3)") == text.count("Superquantile(tail=0.2)") == 1
+    assert "The best, trial 1, may be so by chance" in text
+    assert "smoothing" not in repr(tuned)

@@ -384,3 +384,20 @@ def test_a_killed_search_goes_on_and_ends_as_if_it_had_not_been(strategy, tmp_pa
     whole, killed = (tomllib.loads((path / "best.toml").read_text()) for path in (tmp_path / "whole", out))
     assert whole == killed
     assert {p.name for p in out.glob("*/")} == {p.name for p in (tmp_path / "whole").glob("*/")}
+
+
+def test_at_least_leaves_out_small_validation_clients(tmp_path, console, here):
+    file = written(tmp_path, GRID.format("validation_90").replace("0.001, 0.1, 1e38", "0.1, 0.2"))
+    sizes = build(read_search(file).config({"algorithm.solver.lr": 0.1})).data.validation.sizes.tolist()
+    least = sorted(sizes)[-1]
+    search = read_search(file, [f"search.at_least={least}"])
+    (first, *_) = tune.tune(search, tmp_path / "out", workers=1, console=console)
+    (run, *_) = search.plan(first.values, tmp_path / "out")
+    rows = ClientTable.from_parquet(run.folder.clients).where("validation")
+    kept = sorted(error for error, size in zip(rows.error.tolist(), rows.size.tolist(), strict=True) if size >= least)
+    assert first.value == pytest.approx(kept[-(-9 * len(kept) // 10) - 1])
+    assert f"over clients with {least} validation examples or more" in console.file.getvalue()
+    with pytest.raises(ConfigError, match=r"search\.at_least must be 0 or more, and 0 with the training loss"):
+        read_search(file, ["search.at_least=5", "search.criterion=train_loss"])
+    tune.tune(read_search(file), tmp_path / "every", workers=1, console=console)
+    assert "have fewer than 30 examples: much of their error may be chance" in console.file.getvalue()

@@ -14,6 +14,7 @@ from equipoise.report.interactive.assets import plotly_js
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 FIGURES = {"histogram", "percentiles", "tradeoff", "sizes", "curves", "selected", "gains"}
+ALL_TRAINED = {"selected"}  # a figure of methods that do not train all clients drawn
 OF_SEVERAL = {"tradeoff", "gains"}  # figures that a single method does not have
 DITTO = eq.Algorithm(personal=eq.personal.Ditto(strength=0.5, solver=eq.solvers.SGD(lr=0.3, epochs=3)))
 METHODS = {"FedAvg": eq.Algorithm(), "Δ-FL 0.5": eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5))}

@@ -228,22 +228,31 @@ def test_the_page_chooses_on_validation_data_and_shows_all_differences(trained, 
     assert "table-validation" not in plain.rows
 
 
-def test_verdicts_that_contradict_each_other_are_said_so(trained, tmp_path):
-    def validated(made, changes):
-        """The comparison with validation clients whose 90th percentile under "tail" differs by `changes`, by seed."""
-        results = {}
-        for name, runs in made.results.items():
-            results[name] = []
-            for run, change in zip(runs, changes, strict=True):
-                rows = run.clients.where("test")
-                top = torch.full((6,), 0.4 + (change if name == "tail" else 0.0), dtype=torch.float64)
-                results[name].append(replace(run, clients=joined(replace(rows, split=("validation",) * 6, error=top), rows)))
-        return Comparison(results)
+def validated(made, changes, *, names=("tail",), others=False, sizes=None):
+    """The comparison with validation data whose 90th percentile under `names` differs from FedAvg by `changes`, by seed.
 
+    With `others` the validation clients are not the test clients. `sizes` are the validation examples of each client.
+    """
+    results = {}
+    for name, runs in made.results.items():
+        results[name] = []
+        for run, change in zip(runs, changes, strict=True):
+            rows = run.clients.where("test")
+            top = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.4, 0.4 + (change if name in names else 0.0)], dtype=torch.float64)
+            client = tuple(f"other {each}" for each in rows.client) if others else rows.client
+            size = rows.size if sizes is None else torch.tensor(sizes)
+            rows = replace(rows, size=torch.full((6,), 40))
+            other = replace(rows, client=client, split=("validation",) * 6, error=top, size=size)
+            results[name].append(replace(run, clients=joined(other, rows)))
+    return Comparison(results)
+
+
+def test_verdicts_that_contradict_each_other_are_said_so(trained, tmp_path):
     made = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL})
     said = (
-        "Validation and test clients contradict each other on tail: its 90th percentile is higher than that of FedAvg on "
-        "validation clients, and lower on test clients."
+        "Validation and test examples contradict each other on the 90th percentile over the 6 clients that have both: against "
+        "FedAvg, tail is higher on validation examples, and lower on test examples. The seeds agree on both, so that the "
+        "examples are the reason: claim neither."
     )
     against = validated(made, (0.05, 0.06, 0.07))
     assert against.differences(split="validation")["tail"].verdict == "higher"
@@ -254,6 +263,37 @@ def test_verdicts_that_contradict_each_other_are_said_so(trained, tmp_path):
         assert "contradict" not in validated(made, agreeing).summary()
     assert "contradict" not in against.summary("validation")
     assert "contradict" not in made.summary()
+
+
+def test_other_clients_contradict_with_their_counts_and_methods_share_a_sentence(trained):
+    made = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL, "q": TAIL})
+    against = validated(made, (0.05, 0.06, 0.07), names=("tail", "q"), others=True, sizes=[5, 40, 40, 40, 40, 40])
+    said = (
+        "Validation and test clients contradict each other on the 90th percentile: against FedAvg, tail and q are higher on "
+        "{} validation clients, and lower on 6 test clients. The seeds agree on both, so that the clients are the reason: "
+        "claim neither."
+    )
+    assert said.format(6) in against.summary()
+    assert said.format(5) in against.summary(at_least=20)
+    assert against.summary().count("contradict") == 1
+
+
+def test_clients_that_at_least_leaves_in_one_split_alone_contradict_nothing(trained, tmp_path):
+    # The last client decides the test percentile and has few validation examples: on validation data another one decides.
+    made = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL})
+    results = {}
+    for name, runs in validated(made, (0.0, 0.0, 0.0), sizes=[40, 40, 40, 40, 40, 5]).results.items():
+        results[name] = []
+        for number, run in enumerate(runs):
+            error = run.clients.error.clone()
+            worse = (0.02, 0.021, 0.022)[number] * (name == "tail")
+            error[4], error[10] = 0.42 + worse, 0.42 + worse  # the fifth client is worse off under tail in both splits
+            results[name].append(replace(run, clients=replace(run.clients, error=error)))
+    against = Comparison(results)
+    found = {split: against.differences(split=split, at_least=20)["tail"].verdict for split in ("validation", "test")}
+    assert found == {"validation": "higher", "test": "lower"}
+    assert "contradict" not in against.summary(at_least=20)
+    assert "contradict" not in Page(against.report(tmp_path / "r.html", at_least=20)).by_id["note"]
 
 
 def test_the_command_line_shows_validation_clients_and_subgroups(trained):

@@ -15,6 +15,7 @@ from equipoise.core.error_names import error_name
 from equipoise.errors import InvalidParameter
 from equipoise.experiment.folder import read_record
 from equipoise.report import write_report
+from equipoise.report.data.results_by_method import Study
 
 ROW = np.arange(120)
 PRICES = pd.DataFrame({"shop": [f"s{row % 8}" for row in ROW], "a": np.sin(ROW), "b": np.cos(3 * ROW)})
@@ -146,7 +147,7 @@ def test_a_change_of_a_client_is_one_number(tmp_path):
 
 def test_intervals_of_errors_do_not_go_below_0(tmp_path):
     run = trained(error=mean_absolute_error)
-    table = run.clients.where("test")
+    table = replace(run.clients.where("test"), error_deviation=None, error_skewness=None)  # intervals are by the seeds
     runs = [
         replace(run, seed=seed, clients=replace(table, error=torch.tensor([error, *[1.0] * 7], dtype=torch.float64)))
         for seed, error in enumerate((2.0, 20.0, 45.0))
@@ -167,3 +168,25 @@ def test_messages_name_the_cure():
     run = eq.train(model, data, ditto, rounds=1, clients_per_round=4, progress=False)
     with pytest.raises(InvalidParameter, match=r"Known are s0, s1, s2, s3, s4, …\. A client .* shared model: result\.model\."):
         run.personal.model("Shop 99")
+
+
+def test_a_model_no_better_than_the_trivial_answer_is_said_so_in_words():
+    run = trained(error=mean_absolute_error)
+    table = run.clients.where("test")
+    for factor, said in ((2.0, True), (0.5, False)):
+        text = str(replace(run, clients=replace(table, error=factor * table.trivial_error)).summary())
+        assert ("is no better than that of the trivial answer (mean of the targets)" in text) is said
+    top = float(table.trivial_error.max())
+    worse = str(replace(run, clients=replace(table, error=2 * table.trivial_error)).summary())
+    assert f"The 90th percentile, {2 * top:.4f}, is no better" in worse
+
+
+def test_axes_name_the_error_and_the_note_has_no_code(tmp_path):
+    run = trained(error=mean_absolute_error)
+    study = Study.of([run])
+    assert study.axis_name == f"{run.measured}"
+    assert "price" in study.axis_name
+    page = Page(run.report(tmp_path / "r.html"))
+    assert "fewer than 30 examples" in page.by_id["note"]
+    assert "at_least" not in page.by_id["note"]
+    assert page.rows["table-numbers"][1][0] == "this model"

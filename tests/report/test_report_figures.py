@@ -15,6 +15,7 @@ from equipoise.report.data.results_by_method import GRID, Study
 from equipoise.report.interactive import figures as interactive
 from equipoise.report.interactive import theme
 from equipoise.report.palette import COLOURS, DARK_COLOURS, shorten
+from equipoise.report.static import figures as static
 
 
 @pytest.fixture(scope="module")
@@ -224,3 +225,10 @@ def test_curves_that_coincide_lie_inside_each_other():
     assert len(set(nested)) == 6
     assert (nested[0], nested[-1]) == (9.0, 2.0)
     assert series.line_widths([flat], 2.0, 9.0) == [2.0]
+
+
+def test_methods_that_always_train_all_clients_drawn_have_no_figure_of_it(study):
+    alone = Study.of(study.methods[0].runs)  # FedAvg trains the six that are drawn
+    assert interactive.selected(alone) is None
+    assert static.selected(alone) is None
+    assert interactive.selected(study) is not None

@@ -59,7 +59,7 @@ def test_hostile_names_of_clients_are_shown_as_they_are(run, tmp_path):
     page = Page(write_report([odd], tmp_path / "r.html"))
     offline(page)
     assert page.rows["table-rejected"] == [
-        ["method", "updates left out", "clients", "who", "rounds"], ["run", "4", "1", EVIL, "1 to 4"],
+        ["method", "updates left out", "clients", "who", "rounds"], ["this model", "4", "1", EVIL, "1 to 4"],
     ]  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from report_cases import FIGURES, OF_SEVERAL, federated, softmax
+from report_cases import ALL_TRAINED, FIGURES, OF_SEVERAL, federated, softmax
 
 import equipoise as eq
 from equipoise.errors import ConfigError, InvalidParameter, NotWritten
@@ -48,7 +48,7 @@ def test_a_comparison_and_a_run_write_pdf_with_embedded_truetype_fonts(compariso
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
     alone = run.figures(tmp_path / "alone", format=["png", "svg"])
     assert {path.suffix for path in alone} == {".png", ".svg"}
-    assert {path.stem for path in alone} == FIGURES - OF_SEVERAL
+    assert {path.stem for path in alone} == FIGURES - OF_SEVERAL - ALL_TRAINED
 
 
 def test_without_matplotlib_the_cure_is_named(run, tmp_path, monkeypatch):
@@ -63,7 +63,7 @@ def test_what_there_is_nothing_for_is_not_exported(tmp_path):
     assert [path.name for path in export_figures([bare], tmp_path, ["svg"])] == ["histogram.svg", "percentiles.svg"]
     one = eq.train(softmax(), federated(), rounds=2, clients_per_round=4)
     written = export_figures([one], tmp_path, "svg")
-    assert {path.stem for path in written} == FIGURES - OF_SEVERAL
+    assert {path.stem for path in written} == FIGURES - OF_SEVERAL - ALL_TRAINED
     assert "round's clients" in (tmp_path / "curves.svg").read_text()
 
 

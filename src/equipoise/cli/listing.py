@@ -71,7 +71,7 @@ def by_method(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
 
 def validation_table(records: Sequence[RunRecord]) -> list[Table]:
     """The table of methods on validation clients, by which one of them may be chosen; none without both splits."""
-    from equipoise.report.text.paper_tables import judged_on_validation
+    from equipoise.report.data.contradictions import judged_on_validation
 
     methods = judged_on_validation(by_method(records))
     return [] if methods is None else [comparison_table([run for runs in methods.values() for run in runs])]
@@ -127,8 +127,9 @@ def comparison_table(records: Sequence[RunRecord]) -> Table:
 
 def difference_lines(records: Sequence[RunRecord]) -> list[str]:
     """The paired differences of the 90th percentile from the first method; none for one method, one seed, or means alone."""
+    from equipoise.report.data.contradictions import contradictions_of
     from equipoise.report.data.over_seeds import in_percent
-    from equipoise.report.text.paper_tables import contradictions_of, differences_of
+    from equipoise.report.text.paper_tables import differences_of
 
     by_name = by_method(records)
     known = all(record.clients.where(record.judged_on).clients_in_mean is None for record in records)

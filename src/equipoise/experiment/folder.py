@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.core.files import is_unfinished, locked, remove_unfinished, write_atomically
+from equipoise.core.words import counted
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.experiment.family_files import MANIFEST, write_family, write_single
 from equipoise.experiment.run_files import ORDER, RunFolder, refuse_damaged_files, write_outcome
@@ -158,6 +159,8 @@ def _run(
             vars(failure).pop("__notes__", None)  # of `train`, for calls in Python; a folder is resumed in another way
         if folder.rounds.exists() and not folder.finished:  # else nothing was begun: the run that has ended stays as it is
             failure.add_note(f"What was logged is in {folder.rounds}.")
+            if (saved := vars(failure).get("saved_round")) is not None:
+                failure.add_note(f"The checkpoint holds the run after {counted(saved, 'round')}.")
             log_stop(folder, "Stopped by Ctrl-C." if isinstance(failure, KeyboardInterrupt) else str(failure))
         raise
     return result

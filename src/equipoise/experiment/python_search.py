@@ -25,17 +25,19 @@ from equipoise.errors import (
     IncompatibleParts,
     InvalidData,
     InvalidParameter,
+    brief,
     require,
     require_integer,
     require_name,
 )
 from equipoise.experiment.optuna_trials import imported_optuna, search_by_optuna
 from equipoise.experiment.search import CRITERIA, Axis, Criterion, Range, Values, check_axis, folder_name, trial_name
-from equipoise.experiment.trial_results import TrialResult, cell_text, criterion_of, noise_words, spread_text
+from equipoise.experiment.trial_results import TrialResult, cell_text, criterion_of, criterion_words, noise_words, spread_text
 from equipoise.privacy.observer_table import PrivacyTable, composed_words
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.runs.health import each_notice_once
 from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build, chosen_seeds, refuse_swapped
+from equipoise.small_clients import small_clients_words
 from equipoise.train import train
 
 _NO_FOLDER = 'Nothing was saved. With folder="runs/tune", a search that is interrupted goes on when the call is repeated.'
@@ -54,6 +56,8 @@ class Tuning:
     criterion: Criterion  # "validation_90" or "train_loss"
     seeds: int
     privacy: str = ""  # what the private runs of the search cost together; empty without differential privacy
+    at_least: int = 0  # examples of the validation clients that count
+    small_clients: str = ""  # a sentence on validation clients with few examples, under the best trial; empty without any
 
     @property
     def values(self) -> dict[str, Any]:
@@ -61,28 +65,33 @@ class Tuning:
         return dict(self.trials[0].values)
 
     def summary(self) -> str:
-        """A table of all trials, best first, and which of them the seeds do not tell from the best."""
+        """A table of all trials, best first, and which of them the seeds do not tell from the best.
+
+        Parts are shown with the parameters that differ from their defaults.
+        """
         names = list(self.trials[0].values)
-        over = f", mean ± standard deviation over {self.seeds} seeds" if self.seeds > 1 else ""
-        rows = [[*names, self.criterion, "status"]]
-        for trial in self.trials:
-            cells = [value if isinstance(value, str) else _cell(value) for value in trial.values.values()]
+        numbers = {trial_name(trial.values): f"trial {number}" for number, trial in enumerate(self.trials, start=1)}
+        rows = [["trial", *names, self.criterion, "status"]]
+        for number, trial in enumerate(self.trials, start=1):
+            cells = [str(number), *map(_cell, trial.values.values())]
             rows.append([*cells, spread_text(trial.criterion, self.seeds), "done" if trial.criterion is not None else "failed"])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [f"{self.criterion}: {CRITERIA[self.criterion]}{over}"]
+        lines = [criterion_words(self.criterion, self.at_least, self.seeds)]
         lines += ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        lines += [f"Failed: {trial_name(t.values)}: {t.message}" for t in self.trials if t.criterion is None]
-        lines += filter(None, (noise_words(self.trials), self.privacy))
+        lines += [f"Failed: {numbers[trial_name(t.values)]}: {t.message}" for t in self.trials if t.criterion is None]
+        noise = noise_words(self.trials, name_of=lambda values: numbers[trial_name(values)])
+        lines += filter(None, (noise, self.small_clients, self.privacy))
         lines.append("Test clients took no part. Judge the best on them once, with train or compare.")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"Tuning(values={self.values})\n{self.summary()}"
+        values = ", ".join(f"{name!r}: {brief(value)}" for name, value in self.values.items())
+        return f"Tuning(values={{{values}}})\n{self.summary()}"
 
 
 def _cell(value: Any) -> str:
-    """A value as a cell: numbers with six digits, objects by their repr."""
-    return cell_text(value) if isinstance(value, int | float | list | Mapping) else repr(value)
+    """A value as a cell: numbers with six digits, parts with the parameters that differ from their defaults."""
+    return cell_text(value) if isinstance(value, str | int | float | list | Mapping) else brief(value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,10 +107,12 @@ class PythonTrials:
     total: int
     folder: Path | None
     options: Mapping[str, Any]
+    at_least: int = 0
     at_once: int = 1
     refusals: list[EquipoiseError] = field(default_factory=list)  # of trials that failed
     privacy: list[PrivacyTable | None] = field(default_factory=list)  # of all runs
     known: dict[str, TrialResult] = field(default_factory=dict)  # by name: Optuna may ask for the same values again
+    small_clients: dict[str, str] = field(default_factory=dict)  # by name, a sentence on clients with few examples
 
     @property
     def seed(self) -> int:
@@ -115,6 +126,7 @@ class PythonTrials:
             key: vars(axis) if isinstance(axis, Range) else [repr(value) for value in axis] for key, axis in self.space.items()
         }
         named = {"rounds": self.options["rounds"], "clients_per_round": self.options["clients_per_round"]}
+        named |= {"at_least": self.at_least} if self.at_least else {}  # studies of version 0.1 have none
         return {"criterion": self.criterion, "seeds": list(self.seeds), "space": space, **named}
 
     def run(self, points: Sequence[Values]) -> list[TrialResult]:
@@ -152,7 +164,10 @@ class PythonTrials:
                 failure.add_note(f"This was the trial {trial_name(values)} with seed {seed}.")
                 raise
             self.privacy.append(run.privacy)
-            by_seed.append(criterion_of(run.clients, self.criterion))
+            by_seed.append(criterion_of(run.clients, self.criterion, self.at_least))
+            if self.criterion == "validation_90":
+                judged = run.judged_by("validation", self.at_least)
+                self.small_clients.setdefault(trial_name(values), small_clients_words([judged]))
         return TrialResult.of(values, by_seed, self.criterion)
 
     def clients(self, seed: int) -> FederatedData:
@@ -187,6 +202,7 @@ def tune(
     trials: int | None = None,
     seeds: int | Iterable[int] = 1,
     folder: str | Path | None = None,
+    at_least: int = 0,
     **options: Any,
 ) -> Tuning:
     """Try values of an algorithm, and choose by validation clients or by training loss, never by test clients.
@@ -195,7 +211,8 @@ def tune(
     be parts. Without `trials` all combinations are tried. `trials=20` lets Optuna choose 20 times, and then a name may have a
     range, {"low": 0.01, "high": 1.0, "log": True}, of integers if both ends are. `criterion` is "validation_90", the 90th
     percentile of the error over validation clients, or "train_loss"; it is averaged over `seeds` (5 means 0 … 4). Test clients
-    are dropped before training. Values that are refused or diverge fail their trial alone.
+    are dropped before training. Values that are refused or diverge fail their trial alone. `at_least=30` judges by the
+    validation clients with 30 validation examples or more.
 
     `folder` keeps a checkpoint of each run, and Optuna's study: the same call goes on with it. `model`, `data` and the other
     options are those of `train`. Source: ours.
@@ -211,13 +228,16 @@ def tune(
     require_name("criterion", criterion, CRITERIA)
     if trials is not None:
         require_integer("trials", trials, 1)
+    require_integer("at_least", at_least, 0)
+    fix = 'Leave it out, or use criterion="validation_90".'
+    require(not at_least or criterion == "validation_90", "at_least", "must be 0 with the training loss", at_least, fix)
     for name, fix in {"checkpoint": "Write folder=…", "seed": "Write seeds=[…] or seeds=5.", "name": "Leave it out."}.items():
         require(name not in options, name, "is set by tune", options.get(name), fix)
     place = None if folder is None else Path(folder)
     chosen: Criterion = "train_loss" if criterion == "train_loss" else "validation_90"
     runner = PythonTrials(
         algorithm, checked_space(algorithm, space, trials, place), model, data, chosen, chosen_seeds(seeds), trials or 0, place,
-        {**options, "rounds": rounds, "clients_per_round": clients_per_round},
+        {**options, "rounds": rounds, "clients_per_round": clients_per_round}, at_least,
     )  # fmt: skip
     optuna = None if trials is None else imported_optuna("trials=…", "Or list values, and leave out trials.")
     if place is not None:
@@ -241,7 +261,8 @@ def tune(
     if ordered[0].criterion is None:
         raise ConfigError(f"All {len(ordered)} trials failed. {ordered[0].message}")
     best = runner.algorithm(ordered[0].values)
-    return Tuning(best, tuple(ordered), chosen, len(runner.seeds), composed_words(runner.privacy))
+    few = runner.small_clients.get(trial_name(ordered[0].values), "")
+    return Tuning(best, tuple(ordered), chosen, len(runner.seeds), composed_words(runner.privacy), at_least, few)
 
 
 def every_combination(space: Mapping[str, Axis]) -> list[Values]:

@@ -4,6 +4,7 @@
     criterion = "validation_90"                # or "train_loss", without personal models
     strategy = "grid"                          # or "optuna", with trials = N
     seeds = 1                                  # from [train] seed on; the criterion is averaged over them
+    at_least = 0                               # examples of the validation clients that count
     [search.space]
     "algorithm.solver.lr" = [0.01, 0.1, 1.0]   # values, or with optuna a range: {low = 0.01, high = 1.0, log = true}
 
@@ -66,6 +67,7 @@ class Search:
     seeds: int
     file: dict[str, Any]  # all tables of the file
     origin: Origin = NOWHERE  # where the file lies
+    at_least: int = 0  # examples of the validation clients that count
 
     @property
     def first(self) -> Values:
@@ -151,7 +153,7 @@ def read_search(path: Path, overrides: Iterable[str] = (), *, trust: bool = Fals
     if "search" not in table:
         raise ConfigError(f"{path} has no [search] section: it says what to try. See examples/tune.toml.")
     options = section(table, "search")
-    refuse_unknown(options, ("criterion", "strategy", "trials", "seeds", "space"), "search")
+    refuse_unknown(options, ("criterion", "strategy", "trials", "seeds", "at_least", "space"), "search")
     strategy = check_value(options.get("strategy", "grid"), Strategy, "search.strategy")
     if (strategy == "optuna") != ("trials" in options):
         missing = "is missing: it is how many values Optuna tries. Give it."
@@ -166,7 +168,11 @@ def read_search(path: Path, overrides: Iterable[str] = (), *, trust: bool = Fals
         _at_least_one(options.get("seeds", 1), "search.seeds"),
         table,
         Origin.of(path, table, "run", trust=trust),
+        check_value(options.get("at_least", 0), int, "search.at_least"),
     )
+    if search.at_least and (search.at_least < 0 or search.criterion == "train_loss"):
+        rule = "must be 0 or more, and 0 with the training loss"
+        raise ConfigError(f'search.at_least {rule}, but is {search.at_least}. Use criterion = "validation_90".')
     for values in grid(search) if strategy == "grid" else corners(search):
         config = search.config(values)
         if search.criterion == "train_loss" and "personal" in config.parts:

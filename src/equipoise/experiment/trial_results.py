@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from equipoise.errors import InvalidParameter
 from equipoise.experiment.search import CRITERIA, Criterion, Values, trial_name
 from equipoise.experiment.values import value_text
 
@@ -41,10 +42,26 @@ class TrialResult:
         return cls(values, spread, by_seed=tuple(by_seed))
 
 
-def criterion_of(clients: ClientTable, criterion: Criterion) -> float:
-    """The criterion of a run, from its table of clients; the training loss is weighted by examples."""
-    found = clients.summaries()
-    return found["train"]["loss"].mean if criterion == "train_loss" else found["validation"]["error"].percentiles[90]
+def criterion_of(clients: ClientTable, criterion: Criterion, at_least: int = 0) -> float:
+    """The criterion of a run, from its table of clients; the training loss is weighted by examples.
+
+    `at_least` leaves out validation clients with fewer examples.
+    """
+    if criterion == "train_loss":
+        return clients.where("train").summaries()["train"]["loss"].mean
+    rows = clients.where("validation")
+    kept = rows.take((rows.size >= at_least).nonzero().flatten())
+    if not len(kept.benign):
+        rule = f"must leave a client, and no validation client has more than {int(rows.size.max())} examples"
+        raise InvalidParameter("at_least", rule, at_least, "Lower it.")
+    return kept.summaries()["validation"]["error"].percentiles[90]
+
+
+def criterion_words(criterion: Criterion, at_least: int, seeds: int) -> str:
+    """What the column of a search is: the criterion, the clients that it is over, and the seeds."""
+    large = f" over clients with {at_least} validation examples or more" if at_least else ""
+    over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
+    return f"{criterion}: {CRITERIA[criterion]}{large}{over}"
 
 
 def cell_text(value: Any) -> str:
@@ -59,10 +76,10 @@ def spread_text(spread: Spread | None, seeds: int) -> str:
     return f"{spread.mean:.5g}" + (f" ± {spread.deviation:.2g}" if seeds > 1 else "")
 
 
-def noise_words(results: Sequence[TrialResult], where: str = "") -> str:
+def noise_words(results: Sequence[TrialResult], where: str = "", name_of: Callable[[Values], str] = trial_name) -> str:
     """Which trials the seeds do not tell from the best one, by their paired differences; empty if there are none.
 
-    `where` says where seeds are set.
+    `where` says where seeds are set, and `name_of` names a trial by its values.
     """
     from equipoise.report.data.paired import LEAST_SEEDS, paired
     from equipoise.report.text.phrases import listed
@@ -70,13 +87,13 @@ def noise_words(results: Sequence[TrialResult], where: str = "") -> str:
     best, *others = [result for result in results if result.criterion is not None]
     if not others:
         return ""
-    name, seeds = trial_name(best.values), len(best.by_seed)
+    name, seeds = name_of(best.values), len(best.by_seed)
     if seeds < LEAST_SEEDS:
         many = "one seed does" if seeds == 1 else f"{seeds} seeds do"
         fix = f"Set seeds = {LEAST_SEEDS} or more {where}".rstrip()
         return f"The best, {name}, may be so by chance: {many} not tell. {fix}."
     first = dict(enumerate(best.by_seed))
-    apart = {trial_name(result.values): paired(name, first, dict(enumerate(result.by_seed))) for result in others}
+    apart = {name_of(result.values): paired(name, first, dict(enumerate(result.by_seed))) for result in others}
     alike = [other for other, found in apart.items() if found.verdict != "lower"]
     if not alike:
         return ""

@@ -35,7 +35,7 @@ from equipoise.experiment.search import (
     trial_name,
 )
 from equipoise.experiment.study import PlannedRun, prepare
-from equipoise.experiment.trial_results import TrialResult, cell_text, criterion_of, noise_words, spread_text
+from equipoise.experiment.trial_results import TrialResult, cell_text, criterion_of, criterion_words, noise_words, spread_text
 from equipoise.privacy.ledger_report import words_below
 
 NOTE = "# A trial of equipoise tune: trained and judged without the test clients.\n"
@@ -44,7 +44,7 @@ NOTE = "# A trial of equipoise tune: trained and judged without the test clients
 # ------------------------------------------------------------------------------------------------------------- trials
 
 
-def judge(folder: RunFolder, criterion: Criterion) -> float:
+def judge(folder: RunFolder, criterion: Criterion, at_least: int = 0) -> float:
     """The criterion of a finished run, from its table of clients. A table with test clients is refused."""
     from equipoise.client_table import ClientTable
 
@@ -54,7 +54,7 @@ def judge(folder: RunFolder, criterion: Criterion) -> float:
             f"The run in {folder.path} was judged on test clients, which a search must not know: something else than the "
             "search ended it. Delete the folder, and run the search again."
         )
-    return criterion_of(clients, criterion)
+    return criterion_of(clients, criterion, at_least)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,9 @@ class Trials:
     def identity(self) -> dict[str, Any]:
         """What a study must share with the search to go on with it."""
         search = self.search
-        return {"criterion": search.criterion, "seeds": search.seeds, "space": search.file["search"]["space"], **search.base}
+        given: dict[str, Any] = {"at_least": search.at_least} if search.at_least else {}  # studies of version 0.1 have none
+        given |= {"criterion": search.criterion, "seeds": search.seeds, "space": search.file["search"]["space"]}
+        return {**given, **search.base}
 
     def run(self, points: Sequence[Values]) -> list[TrialResult]:
         """Make the missing runs of trials; a trial that fails does not stop the others."""
@@ -118,7 +120,9 @@ class Trials:
             if not run.folder.finished:
                 message = messages.get(run.folder.path, "failed before.")
                 return TrialResult(values, None, f"seed {run.seed}: {message} See {run.folder.log}.")
-        return TrialResult.of(values, [judge(run.folder, self.search.criterion) for run in plan], self.search.criterion)
+        search = self.search
+        by_seed = [judge(run.folder, search.criterion, search.at_least) for run in plan]
+        return TrialResult.of(values, by_seed, search.criterion)
 
 
 def run_search(search: Search, out: Path, *, workers: int, console: Console, ray: str | None = None) -> list[TrialResult]:
@@ -163,14 +167,26 @@ def write_best(search: Search, best: TrialResult, out: Path, noise: str = "") ->
 def tune(search: Search, out: Path, *, workers: int, console: Console, ray: str | None = None) -> list[TrialResult]:
     """Run a search, print its table, write best.toml and print how to run it; returns the results of trials, best first."""
     results = run_search(search, out, workers=workers, console=console, ray=ray)
-    over = f", mean ± standard deviation over {search.seeds} seeds" if search.seeds > 1 else ""
-    console.print(Text(f"\n{search.criterion}: {CRITERIA[search.criterion]}{over}"), soft_wrap=True)
+    console.print(Text(f"\n{criterion_words(search.criterion, search.at_least, search.seeds)}"), soft_wrap=True)
     console.print(search_table(search, results))
     if said := words_below(out):
         console.print(Text(said), soft_wrap=True)
     if results[0].criterion is not None:
         if noise := noise_words(results, where="in [search]"):
             console.print(Text(noise), soft_wrap=True)
+        if few := _small_clients(search, results[0], out):
+            console.print(Text(few), soft_wrap=True)
         best = write_best(search, results[0], out, noise)
         console.print(Text(f"Judge the best on test clients: equipoise run {shlex.quote(str(best))}"), soft_wrap=True)
     return results
+
+
+def _small_clients(search: Search, best: TrialResult, out: Path) -> str:
+    """A sentence on validation clients with few examples; empty if there are none, or if they are not judged."""
+    from equipoise.experiment.folder import read_record
+    from equipoise.small_clients import FEW_EXAMPLES, small_clients_words
+
+    if search.criterion == "train_loss":
+        return ""
+    runs = [read_record(run.folder.path).judged_by("validation", search.at_least) for run in search.plan(best.values, out)]
+    return small_clients_words(runs, hint=f"at_least = {FEW_EXAMPLES} in [search] leaves them out")

@@ -121,7 +121,10 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
 
 
 class Checkpoints(Observer):
-    """Writes a checkpoint at every multiple of `every` rounds, or about every ten seconds, and after the last round."""
+    """Writes a checkpoint at every multiple of `every` rounds, or about every ten seconds, and after the last round.
+
+    After Ctrl-C or SIGTERM it writes one at the end of the round.
+    """
 
     def __init__(self, path: str | Path, *, every: int | None = None) -> None:
         self.path, self.every = Path(path), every
@@ -130,6 +133,7 @@ class Checkpoints(Observer):
         self._began = self._saved = time.monotonic()
         self._cost = 0.0  # seconds that the last one took
         self.saved_round: int | None = None  # of the checkpoint in the file, once it was read or written
+        self.stop_asked: int | None = None  # the signal that asks the run to stop after the round that it is in
 
     @property
     def rows(self) -> Path:
@@ -182,7 +186,7 @@ class Checkpoints(Observer):
         due = reached % self.every == 0 if self.every else now - self._saved >= max(SECONDS, self._cost / SHARE)
         # Round 0: a full disk or unwritable folder fails before any work.
         ended = all(run.failure is not None or run.over for run in runs)
-        if due or ended or reached in (0, self._settings[0].protection.rounds_allowed):
+        if due or ended or self.stop_asked is not None or reached in (0, self._settings[0].protection.rounds_allowed):
             keeping: list[tuple[PersonalWork | SolverMemory, Any]] = [
                 *((run.setting.personal, run.state.personal) for run in runs if run.setting.personal is not None),
                 *((run.setting.kept, run.state.kept) for run in runs if run.setting.kept is not None),

@@ -1,9 +1,16 @@
-"""What Ctrl-C leaves: notes on KeyboardInterrupt that say what was saved, and how to go on."""
+"""Ctrl-C: it waits for the end of a round where there is a checkpoint, and leaves notes that say what was saved.
+
+A round changes states, histories and the rows of clients one after another, so that a run in the middle of one cannot be saved.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from equipoise.core.words import counted
 from equipoise.runs.checkpoint import Checkpoints
@@ -12,6 +19,48 @@ _NO_CHECKPOINT = (
     'Nothing was saved, because the call names no checkpoint. With checkpoint="run.safetensors", a call that is interrupted '
     "goes on where it was when it is repeated."
 )
+_WAITING = b"\nCtrl-C: this stops after the round, with a checkpoint. Ctrl-C again stops at once.\n"
+
+
+@contextmanager
+def interrupts_wait(saving: Checkpoints | None) -> Iterator[None]:
+    """Within it, Ctrl-C and SIGTERM ask `saving` to stop after the round; a second Ctrl-C raises KeyboardInterrupt at once.
+
+    Nothing changes without a checkpoint, in other threads, where Python lets no handler be set, or under handlers of the
+    user's own. Whoever asked is answered at the end if no `stop_if_asked` has done so until then.
+    """
+    usual: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    main = threading.current_thread() is threading.main_thread()
+    if saving is None or not main or any(signal.getsignal(number) != handler for number, handler in usual.items()):
+        yield
+        return
+    saving.stop_asked = None
+
+    def ask(number: int, frame: Any) -> None:
+        if saving.stop_asked is not None and number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
+        saving.stop_asked = saving.stop_asked or number
+        if number == signal.SIGINT:
+            with suppress(OSError):
+                os.write(2, _WAITING)  # not print: a handler may come in the middle of one
+
+    try:
+        for number in usual:
+            signal.signal(number, ask)
+        yield
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+    stop_if_asked(saving.stop_asked)
+
+
+def stop_if_asked(number: int | None) -> None:
+    """End a run that a signal asked to stop: KeyboardInterrupt for Ctrl-C, the end of the process for SIGTERM."""
+    if number == signal.SIGTERM:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+    if number is not None:
+        raise KeyboardInterrupt
 
 
 @contextmanager
@@ -22,6 +71,7 @@ def noting_interrupts(saving: Checkpoints | None) -> Iterator[None]:
     except KeyboardInterrupt as stop:
         if not vars(stop).get("__notes__"):
             stop.add_note(_NO_CHECKPOINT if saving is None else saved_words(saving))
+            vars(stop)["saved_round"] = None if saving is None else saving.saved_round
         raise
 
 

@@ -7,7 +7,7 @@ that the spread of the differences, and not that of each method, says how far a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -187,25 +187,6 @@ def bold_words(bold: bool, values: Mapping[str, Mapping[int, float]]) -> str:
         few = {0: "no common seed", 1: "one seed"}.get(shared, f"{shared} seeds")
         return f"Nothing is bold: with {few}, methods cannot be told apart; that takes {LEAST_SEEDS} or more."
     return "Nothing is bold: no 95 % intervals of paired differences separate one method from every other."
-
-
-def contradiction_words(
-    baseline: str, validation: Iterable[PairedDifference], test: Iterable[PairedDifference], figure: str = "90th percentile"
-) -> str:
-    """Sentences on methods that are lower than the baseline on validation clients and higher on test clients, or vice versa.
-
-    >>> lower, higher = (PairedDifference("q", values) for values in ((-2.0, -2.1, -1.9), (1.0, 1.1, 0.9)))
-    >>> contradiction_words("FedAvg", [lower], [higher])[:55]
-    'Validation and test clients contradict each other on q:'
-    """
-    pairs = [(before, after) for before, after in zip(validation, test, strict=True)
-             if {before.verdict, after.verdict} == {"lower", "higher"}]  # fmt: skip
-    return " ".join(
-        f"Validation and test clients contradict each other on {after.method}: its {figure} is {before.verdict} than that of "
-        f"{baseline} on validation clients, and {after.verdict} on test clients. The seeds agree on both, so that the clients "
-        "are the reason: claim neither."
-        for before, after in pairs
-    )
 
 
 def _alike(after: float, before: float) -> bool:

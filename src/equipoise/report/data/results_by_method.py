@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from equipoise import metrics
 from equipoise.core.error_names import ABSOLUTE, SQUARED, ZERO_ONE, error_definition
 from equipoise.errors import InvalidParameter, require
+from equipoise.report.data.contradictions import contradictions_of
 from equipoise.report.data.over_seeds import Spread, figures_of, in_percent, intervals_of, malicious_clients, trivial_name
-from equipoise.report.data.paired import PairedDifference, contradiction_words, figures_by_seed, paired
+from equipoise.report.data.paired import PairedDifference, figures_by_seed, paired
 from equipoise.report.text.phrases import sample_words
 from equipoise.report.text.sentences import (
     JudgedClients,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 Numbers = NDArray[np.float64]
 GRID = np.arange(0.5, 100.25, 0.5)  # the percents at which percentile curves are drawn; 50 and 90 are among them
+UNNAMED = "run"  # what `train` calls a run that is given no name
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +163,8 @@ class Study:
         split = results[0].judged_on
         weighted = split == "train"
         methods = []
+        if list(by_name) == [UNNAMED]:
+            by_name = {"this model": by_name[UNNAMED]}
         for name, runs in by_name.items():
             all_rows = tuple(run.clients.where(split) for run in runs)
             served = tuple(_served(rows.benign) for rows in all_rows)
@@ -252,11 +256,10 @@ class Study:
 
     @property
     def contradictions(self) -> str:
-        """Sentences on methods that validation and test clients judge in opposite ways; empty if there are none."""
+        """A sentence on methods that validation and test data judge in opposite ways; empty if there are none."""
         if self.validation is None:
             return ""
-        on_validation, on_test = (study.paired_differences("percentile_90") for study in (self.validation, self))
-        return contradiction_words(self.methods[0].name, on_validation, on_test)
+        return contradictions_of({method.name: method.runs for method in self.methods}, self.methods[0].name)
 
     @property
     def data_name(self) -> str:
@@ -314,6 +317,11 @@ class Study:
         return min(counts) > 0 and max(counts) > 1
 
     @property
+    def axis_name(self) -> str:
+        """The error on an axis, with its unit, e.g. "error (%)" or "absolute error of rentals"."""
+        return f"{self.noun}{self.unit}"
+
+    @property
     def unit(self) -> str:
         """The unit of the error, after the name of an axis."""
         return " (%)" if self.scale.percent else ""
@@ -338,7 +346,8 @@ def _served(rows: ClientTable) -> ClientTable:
     """The table with `loss` and `error` replaced by those of the model that each client is served."""
     if rows.personal_error is None:
         return rows
-    return replace(rows, loss=rows.served_loss, error=rows.served_error, personal_loss=None, personal_error=None)
+    served = replace(rows, loss=rows.served_loss, error=rows.served_error, personal_loss=None, personal_error=None)
+    return replace(served, error_deviation=None, error_skewness=None) if rows.has_own else served  # of the shared model
 
 
 def _number(value: float | None) -> float:

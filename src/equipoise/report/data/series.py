@@ -249,6 +249,12 @@ def over_rounds(method: MethodResults, field: str, *, smoothed: bool = True) -> 
     return Line(line.x[thinned], line.middle[thinned], line.low[thinned], line.high[thinned], line.seeds)
 
 
+def trains_all_alike(study: Study) -> bool:
+    """Whether all methods train all clients that they draw, and as many in every round: a curve of that would say nothing."""
+    fields = (method.over_rounds(field) for method in study.methods for field in ("trained", "cohort"))
+    return len({float(value) for values in fields for value in np.unique(values[~np.isnan(values)])}) == 1
+
+
 def line_widths(lines: Sequence[Line], thin: float, most: float) -> list[float]:
     """The width of each curve. Of curves that coincide, earlier ones are wider, so that all can be seen."""
     later = [sum(np.array_equal(line.middle, other.middle) for other in lines[k + 1 :]) for k, line in enumerate(lines)]

@@ -58,7 +58,7 @@ def histogram(study: Study) -> Json:
         }  # fmt: skip
     ticks = theme.log_ticks(*counted.edges[[0, -1]], powers=True) | {"tickmode": "array"} if counted.logarithmic else {}
     x_axis = {
-        "title": {"text": f"{study.scale.noun} of a client{study.unit}"}, "range": as_json(edges[[0, -1]]), **ticks,
+        "title": {"text": study.axis_name}, "range": as_json(edges[[0, -1]]), **ticks,
         "anchor": "y" if len(methods) == 1 else f"y{len(methods)}",
     }  # fmt: skip
     wide = _panels(study, axes, panel, gap, wrap=False)
@@ -120,7 +120,7 @@ def percentiles(study: Study) -> Json:
             "tickvals": [0, 25, 50, 75, 90, 100], "hoverformat": ".1~f",
             "unifiedhovertitle": {"text": f"{who} at most"},
         },
-        "yaxis": theme.value_axis(study, f"{study.scale.noun}{study.unit}", spread, logarithmic=study.spans_decades()),
+        "yaxis": theme.value_axis(study, study.axis_name, spread, logarithmic=study.spans_decades()),
         **theme.UNIFIED_HOVER,
         "shapes": [{"type": "line", "x0": 90, "x1": 90, "y0": 0, "y1": 1, "yref": "paper", "layer": "below",
                     "line": {"color": FAINT, "width": 1.2, "dash": "dash"}}],
@@ -209,7 +209,7 @@ def sizes(study: Study) -> Json | None:
         x_axis |= theme.log_axis(*size_range)
     layout = {
         "xaxis": x_axis,
-        "yaxis": theme.value_axis(study, f"{scale.noun}{study.unit}", seen, logarithmic=study.spans_decades()),
+        "yaxis": theme.value_axis(study, study.axis_name, seen, logarithmic=study.spans_decades()),
     }  # fmt: skip
     return figure(points + lines, layout, plot=270, width=HALF)
 
@@ -247,7 +247,7 @@ def curves(study: Study) -> Json | None:
                 **_hover(study, line, of_error=panel.of_error),
             )  # fmt: skip
         spread = np.concatenate([v for line in lines for v in (line.low, line.high)])
-        title = f"{study.scale.noun}{study.unit}" if panel.of_error else "loss"
+        title = study.axis_name if panel.of_error else "loss"
         y_axis = theme.value_axis(study, title, spread, logarithmic=panel.logarithmic) | {"anchor": f"x{suffix}"}
         x_axis = theme.round_axis("after round %{x}") | {"anchor": f"y{suffix}"}
         left, low = (0.54, 0.0) if at else (0.0, 0.58)
@@ -262,9 +262,12 @@ def curves(study: Study) -> Json | None:
 
 
 def selected(study: Study) -> Json | None:
-    """The number of clients trained in each round, and in grey of clients drawn. None if nothing was recorded."""
+    """The number of clients trained in each round, and in grey of clients drawn.
+
+    None if nothing was recorded, or if all methods always train all clients drawn, and as many in each round.
+    """
     lines = [series.over_rounds(method, "trained") for method in study.methods]
-    if not any(len(line) for line in lines):
+    if not any(len(line) for line in lines) or series.trains_all_alike(study):
         return None
     data: list[Json] = []
     widths = series.line_widths(lines, 2.2, 9.0)

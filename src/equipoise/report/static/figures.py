@@ -51,7 +51,7 @@ def histogram(study: Study, *, width: float = WIDTH, least_height: float = HEIGH
         axes.margins(x=0)
         axes.tick_params(axis="x", length=3)
     value_axis(panels[-1], study, "x")
-    panels[-1].set_xlabel(f"{study.scale.noun} of a client{study.unit}")
+    panels[-1].set_xlabel(study.axis_name)
     figure.supylabel("share of clients (%)", fontsize=9.5)
     _line_legend(figure, methods, int(3.2 * width))
     return figure
@@ -93,7 +93,7 @@ def percentiles(study: Study) -> Figure:
     axes.set_xlim(0, 100)
     axes.set_xticks([0, 25, 50, 75, 90, 100])
     value_axis(axes, study, "y", scaled=True)
-    _finish(axes, study, "percentile of the clients, best to worst", f"{study.scale.noun}{study.unit}")
+    _finish(axes, study, "percentile of the clients, best to worst", study.axis_name)
     return figure
 
 
@@ -148,7 +148,7 @@ def own(study: Study) -> Figure | None:
     axes.plot([low, high], [low, high], color=FAINT, linewidth=1, linestyle="--")
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
-    noun = f"{study.scale.noun}{study.unit}"
+    noun = study.axis_name
     _finish(axes, study, f"shared model: {noun}", f"own model: {noun}", legend_always=crosses)
     return figure
 
@@ -180,7 +180,7 @@ def sizes(study: Study) -> Figure | None:
     if size_range[1] > 8 * size_range[0]:
         log_axis(axes, "x")
     value_axis(axes, study, "y", scaled=True)
-    _finish(axes, study, "examples of the client", f"{study.scale.noun}{study.unit}")
+    _finish(axes, study, "examples of the client", study.axis_name)
     return figure
 
 
@@ -196,7 +196,7 @@ def curves(study: Study) -> Figure | None:
         for index, (method, line) in enumerate(zip(study.methods, panel.lines, strict=True)):
             draw_line(axes, line.in_unit(study) if panel.of_error else line, method.name, index, width=1.6)
         axes.set_title(panel.title)
-        axes.set_ylabel(f"{study.scale.noun}{study.unit}" if panel.of_error else "loss")
+        axes.set_ylabel(study.axis_name if panel.of_error else "loss")
         if panel.logarithmic:
             log_axis(axes, "y")
     drawing.integer_axis(panels[1])
@@ -207,7 +207,9 @@ def curves(study: Study) -> Figure | None:
 
 @style()
 def selected(study: Study) -> Figure | None:
-    """The number of clients trained in each round. None if nothing was recorded."""
+    """The number of clients trained in each round. None if nothing was recorded, or if all clients drawn always were."""
+    if series.trains_all_alike(study):
+        return None
     lines = [series.over_rounds(method, "trained") for method in study.methods]
     top = 1.15 * max(1.0, *(float(np.max(line.high, initial=0.0)) for line in lines))
     return _by_round(study, lines, "clients trained", top)

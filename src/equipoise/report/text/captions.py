@@ -41,7 +41,7 @@ def captions(study: Study) -> dict[str, Caption]:
         "own": _own(study),
         "curves": _curves(study, band, smoothed),
         "sizes": (
-            f"{noun.capitalize()} against data: where a line falls, small clients fare worse",
+            f"{noun.capitalize()} by number of examples: if a line falls, clients with few examples fare worse",
             f"Points: {'some of the ' * (study.judged.count[1] > series.MOST_POINTS)}{benign}clients"
             + (f" under {study.methods[0].name}" if len(study.methods) > 2 else "")
             + (", first seed" if study.seeds > 1 else "")

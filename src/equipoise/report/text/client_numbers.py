@@ -13,7 +13,7 @@ from torch import Tensor
 from equipoise.metrics import LEAST_FOR_SPREAD, counts_wrong, share_interval
 from equipoise.report.data.by_client import LEAST_SEEDS, ClientErrors, client_errors, mean_over_seeds
 from equipoise.report.data.results_by_method import MethodResults, Numbers, Study
-from equipoise.report.text.phrases import minus
+from equipoise.report.text.phrases import listed, minus
 from equipoise.small_clients import FEW_EXAMPLES
 
 if TYPE_CHECKING:
@@ -57,14 +57,22 @@ def has_example_intervals(study: Study, found: ClientErrors) -> bool:
 
 
 def has_number_intervals(study: Study, found: ClientErrors) -> bool:
-    """Whether errors are numbers of one seed whose spread over a client's examples is known, so that it gives an interval."""
-    if found.over_seeds or study.scale.noun == "loss":
+    """Whether errors are numbers whose spread over a client's examples gives an interval, under some method at least."""
+    if study.scale.noun == "loss":
         return False
-    return all(rows.number_intervals is not None for index in found.methods for rows in study.methods[index].rows)
+    return any(_has_spread(study.methods[index]) for index in found.methods)
+
+
+def _has_spread(method: MethodResults) -> bool:
+    """Whether the spread of errors over a client's examples is known in all runs of a method."""
+    return all(rows.number_intervals is not None for rows in method.rows)
 
 
 def number_intervals(study: Study, start: MethodResults | None, method: int) -> tuple[Numbers, Numbers]:
-    """Both ends of the interval of each client's error under a method, by the spread over its examples; infinite for none."""
+    """Both ends of the interval of each client's error under a method, by the spread over its examples; NaN for none.
+
+    Ends are averaged over seeds. The seeds share the examples, so that the chance of their choice does not average out.
+    """
 
     def end(which: int) -> Numbers:
         def values(rows: ClientTable) -> Tensor:
@@ -79,9 +87,13 @@ def number_intervals(study: Study, start: MethodResults | None, method: int) -> 
 def error_interval_words(study: Study, found: ClientErrors) -> str:
     """A sentence on the small numbers below the error of a client: by its examples, or else by the seeds."""
     if has_number_intervals(study, found) and not has_example_intervals(study, found):
+        ends = ", its ends averaged over seeds" if found.over_seeds else ""
+        seeds = ", and not the seeds" if found.over_seeds else ""
+        lacking = [study.methods[index].name for index in found.methods if not _has_spread(study.methods[index])]
+        none = f" Under {listed(lacking)} there is none: the errors of single examples are not kept." if lacking else ""
         return (
-            " Small numbers: the 95 % interval (Student, corrected for skewness). It covers the choice of the client's "
-            f"examples, and is there from {LEAST_FOR_SPREAD} examples on."
+            f" Small numbers: the 95 % interval (Student, corrected for skewness){ends}. It covers the choice of the client's "
+            f"examples{seeds}, and is there from {LEAST_FOR_SPREAD} examples on.{none}"
         )
     if not has_example_intervals(study, found):
         return interval_words(found)

@@ -42,7 +42,7 @@ def header_note(study: Study) -> str:
         )
     if untrained := untrained_words({method.name: method.runs for method in study.methods}):
         sentences.append(untrained)
-    sentences += filter(None, (absent_note(study), study.contradictions, small_clients_words(study.runs)))
+    sentences += filter(None, (absent_note(study), study.contradictions, small_clients_words(study.runs, hint="")))
     return " ".join(sentences)
 
 

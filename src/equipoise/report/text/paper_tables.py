@@ -26,7 +26,6 @@ from equipoise.report.data.paired import (
     RULE,
     Differences,
     bold_words,
-    contradiction_words,
     difference_text,
     interval_text,
     paired,
@@ -212,25 +211,6 @@ def differences_of(
         tuple(paired(name, by_seed[name], by_seed[baseline]) for name in methods if name != baseline),
         covered_by_seeds(records),
     )  # fmt: skip
-
-
-def judged_on_validation(methods: Mapping[str, Sequence[RunRecord]]) -> dict[str, list[RunRecord]] | None:
-    """The same runs judged on validation data; None unless they are judged on test clients, and all have both."""
-    runs = [run for each in methods.values() for run in each]
-    if any(run.judged_on != "test" or "validation" not in run.clients.split for run in runs):
-        return None
-    found = {name: [run.judged_by("validation") for run in each] for name, each in methods.items()}
-    known = (run.clients.where("validation").clients_in_mean is None for each in found.values() for run in each)
-    return found if all(known) else None
-
-
-def contradictions_of(methods: Mapping[str, Sequence[RunRecord]], baseline: str) -> str:
-    """Sentences on methods whose verdicts on the 90th percentile contradict each other on validation and on test clients."""
-    validation = judged_on_validation(methods)
-    if validation is None or len(methods) < 2:
-        return ""
-    on_test, on_validation = (differences_of(each, baseline, "percentile_90") for each in (methods, validation))
-    return contradiction_words(baseline, on_validation, on_test)
 
 
 def _best_cells(found: Mapping[str, Mapping[int, Mapping[str, float]]], figures: Sequence[str], *, higher: bool) -> Cells:

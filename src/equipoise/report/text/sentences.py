@@ -69,11 +69,6 @@ class ValueFormat:
         written = self.number(before), self.number(after)
         return float("nan") if "–" in written else float(written[1]) - float(written[0])
 
-    def points(self, change: float) -> str:
-        """The size of a change, e.g. '0.3 points'."""
-        shown = f"{abs(change):.{self.decimals}f}" if abs(change) < 1e7 else f"{abs(change):.3g}"
-        return shown + (" points" if self.percent else "")
-
 
 @dataclass(frozen=True)
 class JudgedClients:
@@ -236,13 +231,14 @@ def _change(table: Mapping[str, MethodFigures], scale: ValueFormat, best: str) -
     """From which 90th percentile to which, at which mean, against which method."""
     baseline = next(iter(table))
     before, after = table[baseline]["percentile_90"].mean, table[best]["percentile_90"].mean
-    mean = scale.change(table[baseline]["mean"].mean, table[best]["mean"].mean)
-    if mean > 0:
-        price = f" at +{scale.points(mean)} of mean {scale.noun}"
-    elif mean < 0:
-        price = f" and the mean {scale.noun} by {scale.points(mean)}"
+    means = table[baseline]["mean"].mean, table[best]["mean"].mean
+    change, both = scale.change(*means), " to ".join(map(scale.value, means))
+    if change > 0:
+        price = f", while the mean {scale.noun} rises from {both}"
+    elif change < 0:
+        price = f" and the mean {scale.noun} from {both}"
     else:
-        price = f" at the same mean {scale.noun}" if mean == 0 else ""
+        price = f" at the same mean {scale.noun}" if change == 0 else ""
     return f"from {scale.value(before)} to {scale.value(after)}{price}, against {baseline}"
 
 

@@ -40,7 +40,7 @@ def worst_clients(study: Study) -> Iterator[str]:
         yield f"Clients picked for a large {noun} under one method tend to fare less badly under any other, by chance alone: "
         yield "read both tables, and judge by the figures over all clients above.</p>"
         columns = len(study.methods) + bool(client_errors(study, first).seed_of_row)
-        yield f'<div class="{"pair" if columns <= 3 else "stack"}">'  # wider tables do not fit beside each other
+        yield f'<div class="{"pair" if columns <= 2 else "stack"}">'  # wider tables do not fit beside each other
         yield from _before_and_after(study, first, "left-behind")
         yield from _before_and_after(study, best, "still-behind")
         yield "</div>"
@@ -125,8 +125,8 @@ def _shared(study: Study) -> ClientErrors:
 def _interval(study: Study, found: ClientErrors, method: int, start: MethodResults | None) -> tuple[Numbers, Numbers] | None:
     """The interval of each client's mean over seeds; None where the client's examples give it a better one.
 
-    It is by the spread over a client's examples where there is one seed and the errors are numbers. Else errors in percent
-    stay between 0 and 100, and others above 0 if they must.
+    It is by the spread over a client's examples where the errors are numbers and that is known. Else errors in percent stay
+    between 0 and 100, and others above 0 if they must.
     """
     if has_example_intervals(study, found):
         return None
