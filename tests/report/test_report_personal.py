@@ -132,9 +132,9 @@ def test_headlines_follow_known_errors(attacked, tmp_path):
     page = Page(write_report([known(plain, None, shared, {"c9"}), known(personal, own, shared, {"c9"})], tmp_path / "r.html"))
     # Nine benign clients: 0.4 eight times and 0.9 once; the smallest value with 90 % at or below it is the ninth.
     assert page.headline == (
-        "Ditto lowers the 90th percentile of the error over 9 benign test clients from 90.0 % to 30.0 % and the mean error "
-        "from 45.6 % to 12.2 %, against FedAvg (one seed, which does not rule out chance). Its clients are served their own "
-        "models; with its shared model the percentile is 90.0 %."
+        "Ditto lowers the 90th percentile of the error over 9 benign test clients from 90.0 % to 30.0 %, against FedAvg "
+        "(one seed, which does not rule out chance). The mean error falls from 45.6 % to 12.2 %. Its clients are served "
+        "their own models; with its shared model the percentile is 90.0 %."
     )
     assert page.by_id["note"] == (
         "1 of 10 training clients is malicious, and figures are of the benign ones. "

@@ -165,7 +165,8 @@ def comparison_sentence(
     if found is not None and len(found) > 1 and not clearly_lower(found):
         return f"No method clearly lowers {over}: {_unclear(table, scale, best, found)}."
     chosen = _chosen_here(table, scale, best, differences or {})
-    return f"{best} lowers {over} {_change(table, scale, best)}{_seed_words(found, scale)}.{chosen}{_own(table, scale, best)}"
+    change = f"{_change(table, scale, best)}{_seed_words(found, scale)}"
+    return f"{best} lowers {over} {change}.{_means(table, scale, best)}{chosen}{_own(table, scale, best)}"
 
 
 def _chosen_here(
@@ -212,7 +213,8 @@ def _validated_sentence(
         return f"{chosen} does not lower {over}: {scale.value(before)} under {baseline}, {scale.value(after)} under {best}."
     if found_here is not None and len(found_here) > 1 and not clearly_lower(found_here):
         return f"{chosen} does not clearly lower {over}: {_unclear(table, scale, best, found_here)}."
-    return f"{chosen} lowers {over} {_change(table, scale, best)}{_seed_words(found_here, scale)}.{_own(table, scale, best)}"
+    change = f"{_change(table, scale, best)}{_seed_words(found_here, scale)}"
+    return f"{chosen} lowers {over} {change}.{_means(table, scale, best)}{_own(table, scale, best)}"
 
 
 def _unclear(table: Mapping[str, MethodFigures], scale: ValueFormat, best: str, found: Sequence[float]) -> str:
@@ -228,18 +230,22 @@ def _unclear(table: Mapping[str, MethodFigures], scale: ValueFormat, best: str, 
 
 
 def _change(table: Mapping[str, MethodFigures], scale: ValueFormat, best: str) -> str:
-    """From which 90th percentile to which, at which mean, against which method."""
+    """From which 90th percentile to which, against which method."""
     baseline = next(iter(table))
-    before, after = table[baseline]["percentile_90"].mean, table[best]["percentile_90"].mean
+    both = " to ".join(scale.value(table[name]["percentile_90"].mean) for name in (baseline, best))
+    return f"from {both}, against {baseline}"
+
+
+def _means(table: Mapping[str, MethodFigures], scale: ValueFormat, best: str) -> str:
+    """A sentence on both mean errors: apart from the percentiles, since seeds and intervals there do not speak of the means."""
+    baseline = next(iter(table))
     means = table[baseline]["mean"].mean, table[best]["mean"].mean
-    change, both = scale.change(*means), " to ".join(map(scale.value, means))
-    if change > 0:
-        price = f", while the mean {scale.noun} rises from {both}"
-    elif change < 0:
-        price = f" and the mean {scale.noun} from {both}"
-    else:
-        price = f" at the same mean {scale.noun}" if change == 0 else ""
-    return f"from {scale.value(before)} to {scale.value(after)}{price}, against {baseline}"
+    change = scale.change(*means)
+    if change == 0:
+        return f" The mean {scale.noun} is the same."
+    if math.isnan(change):
+        return ""
+    return f" The mean {scale.noun} {'rises' if change > 0 else 'falls'} from {' to '.join(map(scale.value, means))}."
 
 
 def _own(table: Mapping[str, MethodFigures], scale: ValueFormat, best: str) -> str:
