@@ -21,8 +21,8 @@ from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import is_of_user, read, solver_traits
 from equipoise.errors import InvalidParameter, notify
 from equipoise.errors import shown as shown_part
+from equipoise.runs.client_form import broken_client_form
 from equipoise.runs.state_rules import (
-    COPY_CURE,
     IS_KEPT,
     KEPT_CURE,
     LINEAR_CURE,
@@ -30,6 +30,7 @@ from equipoise.runs.state_rules import (
     SAME_AGAIN,
     SAME_CURE,
     STATE_CURE,
+    copy_cure,
     unkeepable,
 )
 from equipoise.runs.steps_alone import convex_losses, ignored_options, is_memory, lost_memories, some_steps, step_call
@@ -46,6 +47,10 @@ IS_MEMORY = "the memory that begin returns is a tuple of tensors, each shaped li
 TUPLE_CURE = "Return e.g. (torch.zeros_like(weights),)."
 NUMBER_CURE = "Add the parameter `number` to step, or set `numbered = False` in the class."
 ARE_TENSORS = "the value and the weights of a risk are tensors"
+NEGATIVE_CURE = (
+    "A risk must not fall when a loss rises. A standard deviation does; use an upper semideviation instead, "
+    "Σ α F + c Σ α max(F − mean, 0) with c ≤ 1 (howto/own-part)."
+)
 TOTAL_TYPE = "the total has the type of the updates"
 ANY_TYPE = "updates may be float32, while weights and losses are float64"
 TYPE_CURE = "Cast the weights before a product: weights.to(updates.dtype)."
@@ -82,8 +87,9 @@ def _hold(condition: bool, law: str, numbers: object, cure: str = "") -> None:
 
 def try_own_parts(algorithm: Algorithm, clients: Sequence[str], alpha: Tensor, clients_per_round: int, seed: int) -> None:
     """Raise InvalidParameter with the law that a part of the user's own breaks, and the numbers that show it."""
+    bound = getattr(algorithm.privacy, "loss_bound", None)
     trials: dict[str, Callable[[Any], None]] = {
-        "risk": lambda part: _try_risk(part, clients, clients_per_round),
+        "risk": lambda part: _try_risk(part, clients, clients_per_round, bound),
         "solver": _try_solver,
         "aggregator": _try_aggregator,
         "server": _try_server,
@@ -145,7 +151,7 @@ def _accepts(call: Callable[..., Any], shown: str, *given: Any, cure: str = "", 
     _hold(failure is None, f"it can be called as {shown}", failure, cure)
 
 
-def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int) -> None:
+def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int, loss_bound: float | None) -> None:
     _accepts(risk, RISK_CALL, 0, 0, clients=(), state=None)
     traits = read(RiskTraits, risk)
     if len(clients) < 2 or traits.full_participation:  # it has a memory of all clients
@@ -158,7 +164,7 @@ def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int) -> None
         if not isinstance(result, RiskValue):
             return result
         kept = torch.equal(given[0], values) and torch.equal(given[1], weights)
-        _hold(kept, "a risk does not write to the losses or weights that it is given", given[0].tolist(), COPY_CURE)
+        _hold(kept, "a risk does not write to the losses or weights that it is given", given[0].tolist(), copy_cure("losses"))
         return result
 
     first = at(losses)
@@ -172,7 +178,7 @@ def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int) -> None
     _hold(repr(once) == repr(twice), SAME_AGAIN, (once[1], twice[1]), SAME_CURE)
     _try_risk_state(risk, first.state, losses, alpha, (clients[0], clients[1]))
     good = bool(torch.isfinite(weights).all()) and bool((weights >= 0).all())
-    _hold(good, "weights are finite and not negative", weights.tolist())
+    _hold(good, "weights are finite and not negative", weights.tolist(), NEGATIVE_CURE * bool((weights < 0).any()))
     moved = at(losses.flip(0), alpha.flip(0), (clients[1], clients[0])).weights
     _hold(_close(moved.flip(0), weights), "permuting clients permutes the weights", (weights.tolist(), moved.tolist()))
     for i in range(2):
@@ -189,6 +195,8 @@ def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int) -> None
         shown = f"base weights {alpha.tolist()} become {(ratio * alpha).tolist()}"
         _hold(_close(ratio[:1], ratio[1:], 1e-4), "equal losses share weight in proportion to the base weights", shown)
     _try_outliers(risk, clients[: min(len(clients), max(2, clients_per_round), 400)])
+    if (broken := broken_client_form(risk, loss_bound or 3.0)) is not None:
+        raise _Broken(*broken)
 
 
 def _try_risk_state(risk: Any, state: Any, losses: Tensor, alpha: Tensor, ids: tuple[str, ...]) -> None:
@@ -234,7 +242,7 @@ def _try_outliers(risk: Any, clients: Sequence[str]) -> None:
         losses[0] = one
         weights = risk(losses, torch.full_like(losses, 1 / count), clients=tuple(clients), state=None).weights
         shown = f"one loss of {one} and {count - 1} of {others} give a weight of {float(weights.min()):.4g}"
-        _hold(bool((weights >= 0).all()), "weights are finite and not negative", shown)
+        _hold(bool((weights >= 0).all()), "weights are finite and not negative", shown, NEGATIVE_CURE)
 
 
 def _try_solver(solver: Any) -> None:
@@ -254,7 +262,9 @@ def _try_solver(solver: Any) -> None:
     _hold(is_memory(memory, together), IS_MEMORY, type(memory).__name__, TUPLE_CURE)
     again = together.clone()
     solver.step(together, given, solver.begin(together), anchor=anchor, lr=lr, **told)
-    _hold(torch.equal(given, gradient), "a step does not write to the gradient it is given", given.tolist(), COPY_CURE)
+    _hold(
+        torch.equal(given, gradient), "a step does not write to the gradient it is given", given.tolist(), copy_cure("gradient")
+    )
     solver.step(again, gradient.clone(), solver.begin(again), anchor=anchor, lr=lr, **told)
     _hold(torch.equal(again, together), SAME_AGAIN, (together.tolist(), again.tolist()), SAME_CURE)
     for k in range(2):
@@ -293,7 +303,7 @@ def _try_totals(aggregator: Any, updates: Tensor, weights: Tensor, losses: Tenso
         good = isinstance(given, tuple) and len(given) == 2
         _hold(good, TWO_THINGS, type(given).__name__)
         kept = torch.equal(updates, rows) and torch.equal(shares, own[places])
-        _hold(kept, "a call does not write to the updates or weights it is given", updates.tolist(), COPY_CURE)
+        _hold(kept, "a call does not write to the updates or weights it is given", updates.tolist(), copy_cure("updates"))
         return given[0].clone() if isinstance(given[0], Tensor) else given[0], given[1]  # the next call may write to it
 
     every, state = total(updates, everyone)
@@ -371,7 +381,9 @@ def _try_server(server: Any) -> None:
     fresh = server.begin(params.clone())
     _hold_kept(fresh)
     after, _ = server.step(given, still, fresh)
-    _hold(torch.equal(given, params), "a step does not write to the parameters it is given", given.tolist(), COPY_CURE)
+    _hold(
+        torch.equal(given, params), "a step does not write to the parameters it is given", given.tolist(), copy_cure("params")
+    )
     shown = (params.tolist(), after.tolist())
     _hold(torch.equal(after, params), "a zero update from a fresh state changes nothing", shown)
     total, start = torch.tensor([1.0, -0.5, 0.25]), server.begin(params.clone())
