@@ -87,7 +87,7 @@ def _hold(condition: bool, law: str, numbers: object, cure: str = "") -> None:
 
 def try_own_parts(algorithm: Algorithm, clients: Sequence[str], alpha: Tensor, clients_per_round: int, seed: int) -> None:
     """Raise InvalidParameter with the law that a part of the user's own breaks, and the numbers that show it."""
-    bound = getattr(algorithm.privacy, "loss_bound", None)
+    bound = algorithm.traits.privacy.loss_bound
     trials: dict[str, Callable[[Any], None]] = {
         "risk": lambda part: _try_risk(part, clients, clients_per_round, bound),
         "solver": _try_solver,
