@@ -627,11 +627,13 @@ def test_momentum_that_is_kept_in_self_is_refused_by_that_name(place, make, ragg
     [
         (eq.testing.check_risk, writes_to_state, "Make a new state and return that one, e.g. of dict(state)"),
         (eq.testing.check_aggregator, MomentumInPlace(), "Make a new state and return that one, e.g. of dict(state)"),
-        (eq.testing.check_aggregator, ScalesInPlace(), "Work on a copy"),
+        (eq.testing.check_aggregator, ScalesInPlace(), "Work on a copy, e.g. updates.clone()"),
+        (eq.testing.check_risk, doubling, "Work on a copy, e.g. losses.clone()"),
+        (eq.testing.check_risk, mean_and_deviation, "use an upper semideviation instead"),
         (eq.testing.check_risk, state_is_an_object, "Write the state as one of these types"),
         (eq.testing.check_solver, NotTold(), "Add the parameter `number`"),
     ],
-    ids=["risk state", "aggregator state", "updates", "types", "number"],
+    ids=["risk state", "aggregator state", "updates", "losses", "negative weights", "types", "number"],
 )
 def test_messages_about_state_name_the_cure(check, part, cure, ragged):
     with pytest.raises(eq.testing.LawBroken) as checked:

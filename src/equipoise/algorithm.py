@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from importlib import import_module
@@ -16,7 +15,7 @@ from equipoise import aggregators, averaging, risk, sampling, server_opt, solver
 from equipoise.core.abilities import AlgorithmTraits, algorithm_traits, is_of_user, is_part, read
 from equipoise.data.clients import ClientSet
 from equipoise.drift_rules import refuse_unfit_for_buffer, refuse_unfit_for_correction, refuse_unfit_for_normalising
-from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter, require
+from equipoise.errors import IncompatibleParts, InvalidParameter, notify, require
 from equipoise.types import (
     Aggregator,
     Averaging,
@@ -136,7 +135,7 @@ class Algorithm:
                     "Use risk.QFair(…), whose step acts, or another aggregator, e.g. Krum(…).",
                 )
         if traits.risk.unbounded and not self.aggregator.linear:
-            warnings.warn(EquipoiseNotice(liars_text(self)), stacklevel=3)
+            notify(liars_text(self))
         refuse_unfit_for_normalising(self)
         refuse_unfit_for_correction(self)
         refuse_unfit_for_buffer(self)

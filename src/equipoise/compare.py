@@ -12,7 +12,7 @@ from torch import nn
 from equipoise.algorithm import Algorithm
 from equipoise.core.words import counted
 from equipoise.data.federated_data import FederatedData
-from equipoise.errors import require
+from equipoise.errors import each_notice_once, require
 from equipoise.privacy.observer_table import composed_words
 from equipoise.report import export_figures, write_report
 from equipoise.report.data.contradictions import contradictions_of
@@ -32,7 +32,6 @@ from equipoise.result import Result
 from equipoise.run_summary import missing_words
 from equipoise.runs.checked_first import refuse_unfit_methods
 from equipoise.runs.checkpoint import Checkpoints, checkpoint_of
-from equipoise.runs.health import each_notice_once
 from equipoise.runs.interrupted import note_finished
 from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build, chosen_seeds
 from equipoise.small_clients import small_clients_words

@@ -6,7 +6,9 @@ import math
 import reprlib
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -17,7 +19,8 @@ from typing import Any, Self
 from equipoise.core.error_codes import WRITTEN, code_of, raised_in
 
 AFTER_THE_LAST = "loss after the last round"  # what has diverged, where every round went well
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGE = Path(__file__).parent
+_NOT_THE_USERS = (str(_PACKAGE), *(str(Path(place) / "torch") for place in sys.path if place))  # code in which notices arise
 _FEW, _LONG = 10, 600  # numbers of an array that is shown, characters of a message's value
 _MANY = 8  # fields of a dataclass, beyond which a message shows those alone that differ from their defaults
 _SHORT = reprlib.Repr()
@@ -140,10 +143,39 @@ class EquipoiseNotice(UserWarning):
     """Something the user should know once, such as a slower engine being used."""
 
 
+_TOLD: ContextVar[set[str] | None] = ContextVar("told", default=None)  # notices given so far, where each is given once
+
+
+@contextmanager
+def each_notice_once() -> Iterator[None]:
+    """Inside, `notify` gives a notice once: several runs would say the same of the same data or model."""
+    token = _TOLD.set(set() if (told := _TOLD.get()) is None else told)
+    try:
+        yield
+    finally:
+        _TOLD.reset(token)
+
+
+@contextmanager
+def without_notices() -> Iterator[None]:
+    """Inside, no notice is given, and none counts as given."""
+    token = _TOLD.set(set())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EquipoiseNotice)
+            yield
+    finally:
+        _TOLD.reset(token)
+
+
 def notify(text: str) -> None:
     """Give a notice that points at the line of the user: the nearest caller outside of this package."""
+    if (told := _TOLD.get()) is not None:
+        if text in told:
+            return
+        told.add(text)
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         level, frame = level + 1, frame.f_back
     warnings.warn(EquipoiseNotice(text), stacklevel=level)
 

@@ -17,6 +17,7 @@ from equipoise.core.words import counted
 from equipoise.metrics import summarise
 from equipoise.observers import History
 from equipoise.report import export_figures, write_report
+from equipoise.report.text.phrases import attack_words
 from equipoise.run_summary import RunSummary
 from equipoise.small_clients import small_clients_words, without_small_clients
 from equipoise.subgroups import Subgroup, subgroup_lines
@@ -93,12 +94,14 @@ class RunRecord:
         figures, sample = rows.summaries()[split], self.sample_of(split)
         answered, weights = benign.trivial_error, weights_in_means(benign, split)
         trivial = None if answered is None else summarise(answered, benign.size, weights)
+        attacked = attack_words([self])
         return RunSummary(
             self.name, split, not bool(rows.seen.any()), figures["error"], figures["loss"], figures.get("shared_error"),
             len(rows) - len(benign), sample, {} if sample is None else rows.intervals(split),
             {name: figures[name] for name in rows.metrics}, tuple(rows.personal_metrics), self.error_name, self.target,
             trivial, rows.trivial_answer, tuple(subgroup_lines({self.name: [judged]})), self.at_least,
             small_clients_words([judged], judged_rows=[rows]), rows.not_evaluated.get(split, {}), absent_words(rows, split),
+            f"{attacked}." if attacked else "",
         )  # fmt: skip
 
     def judged_by(self, split: str | None = None, at_least: int = 0) -> Self:

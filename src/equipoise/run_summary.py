@@ -39,6 +39,7 @@ class RunSummary:
     small_clients: str = ""  # a sentence on clients with few examples; empty if there are none
     not_evaluated: Mapping[str, str] = field(default_factory=dict)  # clients that the figures leave out, and why
     absent: str = ""  # sentences on them; empty if there are none
+    attack: str = ""  # a sentence on how many training clients are malicious; empty if none is
 
     @property
     def who(self) -> str:
@@ -86,7 +87,7 @@ class RunSummary:
         if trivial:
             measured.append(f"trivial error: the same answer for every example, the {self.trivial_answer} of training.")
             measured += filter(None, [self._no_better_than_trivial])
-        few = [text for text in (self.absent, self.small_clients) if text]
+        few = [text for text in (self.attack, self.absent, self.small_clients) if text]
         return "\n".join([*(line.rstrip() for line in lines), *measured, *few, *metric_words(self.metrics), *self.subgroups])
 
     @property

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from equipoise.algorithm import Algorithm
 from equipoise.core.per_example_losses import PerExample
-from equipoise.errors import Diverged, ObserverFailed, is_integer, require
+from equipoise.errors import Diverged, ObserverFailed, is_integer, notify, require
 from equipoise.observers import History, Observers, Progress, Run, hears_something, show_progress
 from equipoise.privacy.ledger import Ledger
 from equipoise.result import Result
 from equipoise.round import Outcome
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.runs.drivers import choose_driver
-from equipoise.runs.health import notices, stop_if_lost, tell
+from equipoise.runs.health import notices, stop_if_lost
 from equipoise.runs.identity import run_key
 from equipoise.runs.input_scales import cause_of_divergence
 from equipoise.runs.interrupted import interrupts_wait, noting_interrupts, stop_if_asked
@@ -86,7 +86,8 @@ def train(
     if isinstance(result, Diverged):
         raise result
     who = "the run" if name == "run" else f"{name!r} with seed {seed}"
-    tell(notices(setting, result, who), stacklevel=2)
+    for text in notices(setting, result, who):
+        notify(text)
     return result
 
 

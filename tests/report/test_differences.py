@@ -114,14 +114,16 @@ def test_the_summary_has_them_from_two_seeds_on(trained):
 def test_tables_for_papers_have_them_below_and_latex_the_best_in_bold(trained):
     made = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL})
     text = made.to_markdown(figures=["percentile_90"], percent=True, baseline="FedAvg")
-    assert "| tail | −5.0 ± 1.0 (−7.5 to −2.5), 3/3 | lower |" in text
-    assert "| method | 90th percentile | verdict |" in text
+    assert "| tail | 90th percentile | −5.0 ± 1.0 | −7.5 to −2.5 | 3 of 3 | lower |" in text
+    assert "| method | figure | difference | 95 % interval | lower in | verdict |" in text
     latex = made.to_latex(figures=["mean", "percentile_90"], percent=True, baseline="FedAvg")
     assert r"tail & \textbf{32.5 $\pm$ 1.5} & \textbf{55.0 $\pm$ 9.0} \\" in latex
     assert r"FedAvg & 35.0 $\pm$ 1.7 & 60.0 $\pm$ 10.0 \\" in latex
     assert latex.count(r"\begin{tabular}") == 2
-    assert r"method & mean & verdict & 90th percentile & verdict \\" in latex
-    assert latex.splitlines()[-3].endswith(r"3/3 & lower \\")
+    assert r"method & figure & difference & 95 \% interval & lower in & verdict \\" in latex
+    assert r"tail & mean & " in latex
+    assert r"tail & 90th percentile & $-$5.0 $\pm$ 1.0 & $-$7.5 to $-$2.5 & 3 of 3 & lower \\" in latex
+    assert rf"{{\footnotesize\raggedright {BOLD.replace('%', chr(92) + '%')}" in latex  # not in a comment
     assert "Paired" not in made.to_markdown()
 
 
@@ -158,7 +160,7 @@ def test_bold_is_what_paired_intervals_separate_from_all_others(trained, tmp_pat
     three = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL, "noise": NOISE})
     text = three.to_latex(figures=figures)
     assert "textbf" not in text
-    assert "Nothing is bold: no 95 % intervals of paired differences separate one method from every other." in text
+    assert r"Nothing is bold: no 95 \% intervals of paired differences separate one method from every other." in text
     assert "**" not in three.to_markdown(figures=figures)
     page = Page(three.report(tmp_path / "three.html"))
     assert not {key for _, key in bold_cells(page.source)} & set(figures)

@@ -51,7 +51,10 @@ def test_numbers_are_mean_and_deviation_with_n_minus_1_over_seeds(comparison):
     # The variance over clients is 35/1200 = 2.917 %² · 100 in both seeds; Gini is (35/6)/(36 · 0.35) and over 0.45.
     gini = [0.35 / 6 / 0.35 / 0.6, 0.35 / 6 / 0.45 / 0.6]
     mean, deviation = sum(gini) / 2, abs(gini[0] - gini[1]) / math.sqrt(2)
-    assert latex[-3] == rf"known & 40.0 $\pm$ 7.1 & 291.7 $\pm$ 0.0 & {mean:.3f} $\pm$ {deviation:.3f} \\"
+    assert (
+        latex[latex.index(r"\bottomrule") - 1]
+        == rf"known & 40.0 $\pm$ 7.1 & 291.7 $\pm$ 0.0 & {mean:.3f} $\pm$ {deviation:.3f} \\"
+    )
     one = known(comparison, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
     assert cells(one.to_markdown(figures="mean", digits=2, trivial=False))[1] == ["known", "0.35"]
 
@@ -68,10 +71,14 @@ def test_latex_is_a_tabular_of_booktabs_with_names_escaped(comparison):
     assert all(line.count("%") == line.count(r"\%") for line in text.splitlines() if not line.startswith("% "))
     assert r"Fed\_Avg &" in text
     assert r"$\Delta$-FL 50 \% &" in text
-    assert "test clients have fewer than 30 examples: much of their error may be chance" in text.splitlines()[1]
-    body = text.splitlines()[2:]
+    above, *body = text.splitlines()
+    assert above.startswith("% 0-1 error over")
+    assert "test clients have fewer than 30 examples: much of their error may be chance" in body[-1]
+    assert re.search(r"[Bb]old", body[-1])  # readers of the PDF see what bold means: it is no comment
+    assert body[-1].startswith(r"{\footnotesize\raggedright ")
+    assert body[-1].endswith(r"\par}")
     assert body[:2] == [r"\begin{tabular}{lrrrr}", r"\toprule"]
-    assert body[-2:] == [r"\bottomrule", r"\end{tabular}"]
+    assert body[-4:-1] == [r"\bottomrule", r"\end{tabular}", r"\par\smallskip"]
     assert all(line.count(" & ") == 4 for line in body if line.endswith(r"\\"))
 
 

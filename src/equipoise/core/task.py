@@ -129,6 +129,11 @@ class Task:
         return Task(_Scorer(module, self.scorer._given_loss, self.scorer._given_error), self.layout)
 
     @property
+    def given_functions(self) -> tuple[PerExample | None, PerExample | None]:
+        """The loss and the error that were given; None for those of the model, and for the usual ones."""
+        return self.scorer._given_loss, self.scorer._given_error
+
+    @property
     def module(self) -> nn.Module:
         """The module that is trained: a copy of the user's, or with `around` the user's own."""
         return self.scorer.module

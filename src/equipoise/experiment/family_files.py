@@ -166,17 +166,21 @@ def manifest_of(knob: str, first: Result, members: Sequence[StoredMember]) -> Fa
     )  # fmt: skip
 
 
-def write_single(result: Result, folder: RunFolder, *, no_onnx: str | None = None) -> None:
+def write_single(
+    result: Result, folder: RunFolder, *, no_onnx: str | None = None, like: Mapping[str, bytes] | None = None
+) -> Mapping[str, bytes]:
     """Write the model of a run that is no family for other programs: parameters, ONNX, card, and at last model.json.
 
-    `no_onnx` is a reason to leave ONNX out.
+    `no_onnx` is a reason to leave ONNX out. `like` are the files of a model that differs in parameters alone, which saves the
+    work of tracing the model again. The files that were written are returned.
     """
-    files, why = member_files(result, like={}, no_onnx=no_onnx)
+    files, why = member_files(result, like=like or {}, no_onnx=no_onnx)
     for file, content in files.items():
         write_atomically(folder.path / file, content)
     stored = {file: StoredFile.of(content) for file, content in files.items()}
     manifest = manifest_of(SINGLE, result, [StoredMember(0.0, result.name, SINGLE, stored, why)])
     write_atomically(folder.path / SINGLE_MANIFEST, manifest.to_bytes())
+    return files
 
 
 def member_files(

@@ -26,6 +26,7 @@ from equipoise.errors import (
     InvalidData,
     InvalidParameter,
     brief,
+    each_notice_once,
     require,
     require_integer,
     require_name,
@@ -35,7 +36,6 @@ from equipoise.experiment.search import CRITERIA, Axis, Criterion, Range, Values
 from equipoise.experiment.trial_results import TrialResult, cell_text, criterion_of, criterion_words, noise_words, spread_text
 from equipoise.privacy.observer_table import PrivacyTable, composed_words
 from equipoise.runs.checkpoint import Checkpoints
-from equipoise.runs.health import each_notice_once
 from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build, chosen_seeds, refuse_swapped
 from equipoise.small_clients import small_clients_words
 from equipoise.train import train

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from equipoise.core.files import move, write_atomically
 from equipoise.errors import InvalidParameter, NotWritten
@@ -33,13 +33,23 @@ def save_comparison(comparison: Comparison, path: str | Path) -> Path:
 
     def write(folder: Path) -> None:
         names = _folders_of_runs(comparison)
+        written: dict[Any, Mapping[str, bytes]] = {}  # of each kind of model: to trace one takes seconds
         for name, run in zip(names, comparison.all_results, strict=True):
             (folder / name).mkdir()
-            write_files(run, RunFolder(folder / name))
+            kind = _kind_of_model(run)
+            written[kind] = write_files(run, RunFolder(folder / name), like=written.get(kind))
         write_atomically(folder / ORDER, "".join(f"{name}\n" for name in names).encode())
         comparison.report(folder / "report.html")
 
     return _write_whole(path, write)
+
+
+def _kind_of_model(result: Result) -> tuple[Any, ...]:
+    """What models that differ in parameters alone have in common: class, modules, names, shapes and types, and the loss."""
+    model, task = result.model, result.task
+    shapes = tuple((name, tuple(value.shape), value.dtype) for name, value in model.state_dict().items())
+    scored = None if task is None else task.given_functions
+    return type(model), repr(model), shapes, result.signature, scored
 
 
 def _folders_of_runs(comparison: Comparison) -> list[str]:
@@ -55,7 +65,7 @@ def _folders_of_runs(comparison: Comparison) -> list[str]:
     return names
 
 
-def _write_whole(path: str | Path, write: Callable[[Path], None]) -> Path:
+def _write_whole(path: str | Path, write: Callable[[Path], object]) -> Path:
     """Fill a new folder by `write`; it appears whole or not at all, and never over another."""
     target = Path(path)
     beside = target.with_name(f".{target.name}.{os.getpid()}.part")
@@ -75,8 +85,11 @@ def _write_whole(path: str | Path, write: Callable[[Path], None]) -> Path:
     return target
 
 
-def write_files(result: Result, folder: RunFolder) -> None:
-    """Write every file of a finished run that was made in Python."""
+def write_files(result: Result, folder: RunFolder, *, like: Mapping[str, bytes] | None = None) -> Mapping[str, bytes]:
+    """Write every file of a finished run that was made in Python; returns those of the model.
+
+    `like` are the files of a model that differs in parameters alone.
+    """
     model = type(result.model)
     known = {"data": result.data, "model": model.__name__, "model_class": f"{model.__module__}:{model.__qualname__}"}
     train = TrainRecord(result.rounds, result.clients_per_round, result.seed, name=result.name)
@@ -85,5 +98,6 @@ def write_files(result: Result, folder: RunFolder) -> None:
     write_atomically(folder.rounds, "".join(history_lines(result.history)).encode())
     if result.schema is not None:
         result.schema.save(folder.schema)
-    write_single(result, folder)
+    files = write_single(result, folder, like=like)
     write_outcome(result, folder)
+    return files

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from typing import TypeGuard
 
 import torch
 from torch import nn
 
-from equipoise.errors import EquipoiseNotice, IncompatibleParts, require
+from equipoise.errors import IncompatibleParts, notify, require
 
 _NormBase = nn.modules.batchnorm._NormBase
 GROUPS = 32  # at most: as many as divide the channels, too
@@ -39,7 +38,7 @@ def with_group_norm(model: nn.Module) -> nn.Module:
             if id(child) in replaced:
                 setattr(parent, name, replaced[id(child)])
     told = f"replaced {len(texts)} layer{'s' * (len(texts) > 1)}: {'; '.join(texts)}" if texts else "found no BatchNorm"
-    warnings.warn(EquipoiseNotice(f"with_group_norm {told}."), stacklevel=2)
+    notify(f"with_group_norm {told}.")
     return replaced.get(id(changed), changed)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +15,7 @@ from equipoise.core.abilities import attack_traits
 from equipoise.core.task import Task
 from equipoise.core.update_checks import as_local_work
 from equipoise.data.federated_data import FederatedData
-from equipoise.errors import EquipoiseNotice
+from equipoise.errors import notify
 from equipoise.report.text.phrases import listed
 from equipoise.types import Cohort, Engine
 
@@ -50,7 +49,7 @@ class PersonalContext:
             return arrived
         names = listed(list(self.data.train.ids_at(cohort.clients[lost])), 3)
         text = f"Round {cohort.round + 1}: the own model of {names} is not finite or absurdly far, and is left out of the rest."
-        warnings.warn(EquipoiseNotice(text), stacklevel=2)
+        notify(text)
         return torch.where(lost.to(arrived.device).unsqueeze(1), 0.0, arrived)
 
     def own_stream(self, cohort: Cohort) -> Cohort:

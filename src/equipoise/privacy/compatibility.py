@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from equipoise.core.abilities import read, solver_traits
+from equipoise.core.abilities import is_of_user, read, solver_traits
 from equipoise.errors import IncompatibleParts
 from equipoise.types import AggregatorTraits
 
@@ -85,6 +85,15 @@ def refuse_visible(algorithm: Algorithm, privacy: SecureAggregation) -> None:
 
 def _refuse_risk(algorithm: Algorithm, loss_bound: float | None, under: str) -> None:
     risk, traits = algorithm.risk, algorithm.traits.risk
+    if is_of_user(risk) and (traits.client_form is None or (traits.client_form == "loss" and traits.client_weight is None)):
+        raise IncompatibleParts(
+            f"Under {under} each client finds its weight alone, from its own loss and a public bound, and {risk!r} has no such "
+            "client-side form.",
+            'If its weights are a function of a client\'s own loss, set client_form = "loss" in the class, add the method '
+            "client_weight(loss, base_weight, public) with values between 0 and base_weight, and give the privacy part a "
+            "loss_bound, which is `public`. Otherwise use risk.Mean(), risk.Superquantile(0.5, "
+            f"quantile=privacy.{_hidden_quantile(under)}), risk.Tilted(1.0) or risk.QFair(1.0).",
+        )
     if traits.client_form == "base" or (traits.client_form == "groups" and under == "SecureAggregation"):
         return
     if traits.client_form == "filter":

@@ -9,7 +9,6 @@ Theorem 6, with two corrections: the sensitivity is c√(log2 b) where c·log2 b
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -19,11 +18,11 @@ import torch
 from torch import Tensor
 
 from equipoise.errors import (
-    EquipoiseNotice,
     IncompatibleParts,
     InvalidParameter,
     is_integer,
     is_number,
+    notify,
     require,
     require_integer,
     require_number,
@@ -265,7 +264,7 @@ class PrivateQuantile:
                 f"{self.bins} bins count the {clients} clients of a round: finer than the clients tell apart, and noisier for "
                 f"it. Give no more bins than a round has clients (clients_per_round): bins={fewer} or fewer."
             )
-            warnings.warn(EquipoiseNotice(text), stacklevel=3)
+            notify(text)
 
 
 @dataclass(frozen=True, eq=False)

@@ -158,10 +158,14 @@ class PrivateSums:
 
 
 def client_weights(risk: RiskTraits, losses: Tensor, base_weights: Tensor, public: Any) -> Tensor:
-    """What each client finds alone as its weight, (K,) float64, given what was released."""
+    """What each client finds alone as its weight, (K,) float64, given what was released: between 0 and its base weight.
+
+    The noise is made for these limits, so a weight outside of them is moved to the limit, and NaN to 0.
+    """
     if risk.client_weight is None:
         raise EquipoiseError("The risk has no form in which clients find their weights alone.")
-    return risk.client_weight(losses, base_weights, public).double()
+    found = risk.client_weight(losses, base_weights, public).double().nan_to_num(nan=0.0)
+    return torch.minimum(found.clamp(min=0.0), base_weights.double())
 
 
 def mean_loss(losses: Tensor, weights: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.update_checks import as_local_work
-from equipoise.errors import EquipoiseError, EquipoiseNotice
+from equipoise.errors import EquipoiseError, notify
 from equipoise.privacy.private_sums import client_weights, mean_loss
 from equipoise.privacy.random_source import Seeded
 from equipoise.privacy.secure_sum import EXACT, SimulatedSecureSum, quantise
@@ -139,5 +138,5 @@ def tail_is_large_enough(kept: int, fewest: int, round_index: int) -> bool:
     if kept >= fewest:
         return True
     why = f"the tail has {kept} of at least {fewest} clients by the histogram, so that its sum would say too much of them"
-    warnings.warn(EquipoiseNotice(f"Round {round_index + 1} leaves the model as it is: {why}."), stacklevel=2)
+    notify(f"Round {round_index + 1} leaves the model as it is: {why}.")
     return False

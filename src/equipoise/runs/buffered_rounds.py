@@ -7,7 +7,6 @@ model to the next. Times are computed, never measured, so that a run is a functi
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from equipoise.core import rng
 from equipoise.core.update_checks import as_local_work
-from equipoise.errors import EquipoiseNotice, IncompatibleParts
+from equipoise.errors import IncompatibleParts, notify
 from equipoise.round import Outcome, Plan, next_state, or_diverged, scaled, server_step, stop_unless_finite
 from equipoise.round_report import report_of
 from equipoise.runs.setup import Setting
@@ -192,7 +191,7 @@ class RunOnClock:
         different, fewest = len(set(plan.workers.clients.tolist())), algorithm.traits.privacy.fewest or 2
         if different < fewest:
             why = f"its buffer has updates of {different} of at least {fewest} clients, so that their sum would say too much"
-            warnings.warn(EquipoiseNotice(f"Round {state.round + 1} leaves the model as it is: {why}."), stacklevel=2)
+            notify(f"Round {state.round + 1} leaves the model as it is: {why}.")
             return plan, as_local_work(updates, state.params), torch.zeros_like(state.params), state.aggregator
         risk, _ = setting.protection.weigh(plan.cohort, None, state.risk)
         plan = plan._replace(risk=risk, weights=risk.weights)

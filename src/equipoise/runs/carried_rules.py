@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import solver_traits
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
-from equipoise.errors import EquipoiseNotice, IncompatibleParts
+from equipoise.errors import IncompatibleParts, notify
 from equipoise.solvers.batches import batch_sizes
 
 _CURE = "Use equipoise.models.with_group_norm(model), which normalises within each example"
@@ -59,4 +57,4 @@ def check_smallest_batches(task: Task, clients: ClientSet, algorithm: Algorithm)
             f"{name} cannot be trained on a batch of one example (a BatchNorm layer has no variance then). {few} of "
             f"{len(sizes)} clients have a last batch of one example, which is left out.{alone} Another batch_size may avoid it."
         )
-        warnings.warn(EquipoiseNotice(text), stacklevel=4)
+        notify(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import nn
 from equipoise.algorithm import Algorithm
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Loop, Simulator
-from equipoise.errors import EquipoiseError, EquipoiseNotice
+from equipoise.errors import EquipoiseError, without_notices
 from equipoise.runs.setup import set_up
 
 _OPTIONS = ("rounds", "clients_per_round", "loss", "error", "evaluate_clients", "metrics", "stop")
@@ -30,8 +29,7 @@ def refuse_unfit_methods(
     given: dict[str, Any] = {"loss": None, "error": None} | {name: options[name] for name in _OPTIONS if name in options}
     for name, algorithm in methods.items():
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", EquipoiseNotice)
+            with without_notices():
                 set_up(model, data, algorithm, seed=seed, engine="loop", **given).begin()
         except EquipoiseError as failure:
             failure.add_note(f"This was method {name!r}. No method was trained.")

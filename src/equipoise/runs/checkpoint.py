@@ -14,7 +14,6 @@ import json
 import re
 import sys
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -27,7 +26,7 @@ from torch import Tensor
 from equipoise.core.files import locked, make_folder, remove_unfinished, write_atomically, writing
 from equipoise.core.fingerprints import without_addresses
 from equipoise.core.tensor_files import read_tensor_file, tensor_file_bytes
-from equipoise.errors import CheckpointError, Diverged, EquipoiseNotice, NotWritten, require
+from equipoise.errors import CheckpointError, Diverged, NotWritten, notify, require
 from equipoise.observers import EvaluationPoint, History
 from equipoise.runs.history_columns import packed_reports, unpacked_reports
 from equipoise.runs.identity import identity_of, refuse_other_run
@@ -176,7 +175,7 @@ class Checkpoints(Observer):
                 raise CheckpointError(f"{self.path} is already at round {run.state.round}, beyond rounds = {setting.rounds}.")
         reached = self.saved_round = max(run.state.round for run in saved.runs)
         about = f"Going on from round {reached} of {settings[0].rounds}, as {self.path} has it."
-        warnings.warn(EquipoiseNotice(" ".join([about, *notes])), stacklevel=5)
+        notify(" ".join([about, *notes]))
         self._began -= saved.seconds
         return saved
 

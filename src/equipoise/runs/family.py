@@ -6,7 +6,6 @@ Each test client then takes the member that serves it best by its own validation
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,7 +26,7 @@ from equipoise.core.trees import leaves, map_tree
 from equipoise.data.clients import ClientSet
 from equipoise.data.leaves import as_leaf
 from equipoise.data.splits import split_examples
-from equipoise.errors import Diverged, EquipoiseNotice, InvalidData, InvalidParameter, ObserverFailed, is_number, require
+from equipoise.errors import Diverged, InvalidData, InvalidParameter, ObserverFailed, is_number, notify, require
 from equipoise.observers import History
 from equipoise.report import write_report
 from equipoise.report.data.knob import MemberClients, knob_data
@@ -222,7 +221,7 @@ def choosing_and_judging(setting: Setting) -> tuple[str, ClientSet, ClientSet]:
         raise InvalidData(f"All {judged_on} clients have a single example: none can choose by one and be judged by another.")
     if single:
         text = f"{single} of {len(judging)} {judged_on} clients have a single example, cannot choose by it, and are left out."
-        warnings.warn(EquipoiseNotice(text), stacklevel=4)
+        notify(text)
     parts = split_examples(judging, test=0.5, seed=setting.seed)
     if parts.test is None:  # excluded above; said for the type checker
         raise InvalidData("The clients have too few examples.")
@@ -337,7 +336,7 @@ def train_family(
     texts = [text for r in trained.values() for text in divergence(first, r, f"the member with {r.name}")]
     texts += rejected_updates(report for result in trained.values() for report in result.history.rounds)
     for text in texts:
-        warnings.warn(EquipoiseNotice(text), stacklevel=2)
+        notify(text)
     return Family(knob, trained, first)
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 
 import torch
 
 from equipoise.client_table import NOT_EVALUATED
-from equipoise.errors import AFTER_THE_LAST, Diverged, EquipoiseNotice
+from equipoise.errors import AFTER_THE_LAST, Diverged
 from equipoise.metrics import mean
 from equipoise.observers import Evaluation
 from equipoise.report.text.phrases import untrained_words
@@ -22,28 +19,6 @@ from equipoise.runs.setup import Setting
 from equipoise.types import RoundReport
 
 FEWEST_ROUNDS = 5  # by which a run can be said to stand still
-
-_TOLD: ContextVar[set[str] | None] = ContextVar("told", default=None)  # notices given so far, where each is given once
-
-
-@contextmanager
-def each_notice_once() -> Iterator[None]:
-    """Inside, `tell` gives a notice once: several runs would say the same of the same data."""
-    token = _TOLD.set(set())
-    try:
-        yield
-    finally:
-        _TOLD.reset(token)
-
-
-def tell(texts: Iterable[str], *, stacklevel: int) -> None:
-    """Give notices to the user; `stacklevel` as in `warnings.warn`, seen from the caller."""
-    told = _TOLD.get()
-    for text in texts:
-        if told is None or text not in told:
-            warnings.warn(EquipoiseNotice(text), stacklevel=stacklevel + 1)
-        if told is not None:
-            told.add(text)
 
 
 def stop_if_lost(final: Evaluation, *, named: bool = True) -> None:

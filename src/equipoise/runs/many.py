@@ -6,7 +6,6 @@ engine, and the call in which the clients of all of them work.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,12 +20,12 @@ from equipoise.core.equality import same_but_for_training, same_part
 from equipoise.core.per_example_losses import PerExample
 from equipoise.core.task import Task
 from equipoise.data.federated_data import FederatedData
-from equipoise.errors import Diverged, EquipoiseNotice, ObserverFailed, require
+from equipoise.errors import Diverged, ObserverFailed, each_notice_once, notify, require
 from equipoise.report.text.phrases import listed
 from equipoise.result import Result
 from equipoise.round import grouped
 from equipoise.runs.checkpoint import Checkpoints, checkpoint_of, numbered
-from equipoise.runs.health import each_notice_once, notices, tell
+from equipoise.runs.health import notices
 from equipoise.runs.interrupted import note_finished, noting_interrupts
 from equipoise.runs.setup import (
     DataOrMaker,
@@ -158,7 +157,7 @@ def train_many(
     watch = Watching(evaluate_every, observers, progress, checkpoint, ledger)
     planned = plan_runs(model, data, named_algorithms(algorithms), chosen_seeds(seeds))
     if (text := notice_about_single_runs(planned, groups_of(planned))) is not None:
-        warnings.warn(EquipoiseNotice(text), stacklevel=2)
+        notify(text)
     options: dict[str, Any] = {"rounds": rounds, "clients_per_round": clients_per_round, "loss": loss, "error": error}
     options |= {"evaluate_clients": evaluate_clients, "metrics": metrics, "stop": stop}
     ended: dict[int, Result | Diverged] = {}
@@ -217,7 +216,8 @@ def train_plan(
             for number, setting in zip(group, settings, strict=True):
                 if isinstance(result := ended[number], Result):
                     who = "the run" if len(group) == 1 else str(planned[number])
-                    tell(notices(setting, result, who), stacklevel=3)
+                    for text in notices(setting, result, who):
+                        notify(text)
         del shared, settings  # their data leave the device before those of the next come
 
 

@@ -11,7 +11,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -19,9 +19,10 @@ from torch import Tensor
 
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import is_of_user, read, solver_traits
-from equipoise.errors import InvalidParameter
+from equipoise.errors import InvalidParameter, notify
+from equipoise.errors import shown as shown_part
+from equipoise.runs.client_form import broken_client_form
 from equipoise.runs.state_rules import (
-    COPY_CURE,
     IS_KEPT,
     KEPT_CURE,
     LINEAR_CURE,
@@ -29,9 +30,10 @@ from equipoise.runs.state_rules import (
     SAME_AGAIN,
     SAME_CURE,
     STATE_CURE,
+    copy_cure,
     unkeepable,
 )
-from equipoise.solvers.local_optimizer import LocalOptimizer
+from equipoise.runs.steps_alone import convex_losses, ignored_options, is_memory, lost_memories, some_steps, step_call
 from equipoise.types import RiskTraits, RiskValue
 
 STEP = 1e-5  # of finite differences
@@ -45,6 +47,10 @@ IS_MEMORY = "the memory that begin returns is a tuple of tensors, each shaped li
 TUPLE_CURE = "Return e.g. (torch.zeros_like(weights),)."
 NUMBER_CURE = "Add the parameter `number` to step, or set `numbered = False` in the class."
 ARE_TENSORS = "the value and the weights of a risk are tensors"
+NEGATIVE_CURE = (
+    "A risk must not fall when a loss rises. A standard deviation does; use an upper semideviation instead, "
+    "Σ α F + c Σ α max(F − mean, 0) with c ≤ 1 (howto/own-part)."
+)
 TOTAL_TYPE = "the total has the type of the updates"
 ANY_TYPE = "updates may be float32, while weights and losses are float64"
 TYPE_CURE = "Cast the weights before a product: weights.to(updates.dtype)."
@@ -55,7 +61,11 @@ MEMORY_CURE = "Write e.g. memory[0].mul_(0.9).add_(gradient); `m = 0.9 * m + gra
 ALONG = "the first step goes along the update"
 ALONG_CURE = "The total is added to the parameters; it is no gradient. Write params + lr * total."
 TWO_THINGS = "it returns two things, the total and its state"
-_STRONG = {"momentum": 0.9, "weight_decay": 1e3, "prox": 1e3}  # options of SGD that a step of one's own may forget
+ANY_ORDER = "the order of clients does not matter"
+ANY_ORDER_LATER = "the order of clients in one round does not matter for the totals of later rounds"
+ORDER_CURE = "Make the state of sums or means over all clients, e.g. of the total; not of updates[0]."
+ALONG_UPDATES = "the total of equal updates goes along them, in the first round and with a state of earlier rounds"
+ALONG_UPDATES_CURE = "The total is added to the parameters; it is no gradient. Write weights.to(updates.dtype) @ updates."
 CHECKS = {
     "risk": "check_risk", "solver": "check_solver", "aggregator": "check_aggregator", "server": "check_server_optimizer",
     "sampler": "check_sampler",
@@ -77,8 +87,9 @@ def _hold(condition: bool, law: str, numbers: object, cure: str = "") -> None:
 
 def try_own_parts(algorithm: Algorithm, clients: Sequence[str], alpha: Tensor, clients_per_round: int, seed: int) -> None:
     """Raise InvalidParameter with the law that a part of the user's own breaks, and the numbers that show it."""
+    bound = algorithm.traits.privacy.loss_bound
     trials: dict[str, Callable[[Any], None]] = {
-        "risk": lambda part: _try_risk(part, clients, clients_per_round),
+        "risk": lambda part: _try_risk(part, clients, clients_per_round, bound),
         "solver": _try_solver,
         "aggregator": _try_aggregator,
         "server": _try_server,
@@ -101,6 +112,7 @@ def try_own_parts(algorithm: Algorithm, clients: Sequence[str], alpha: Tensor, c
             raise InvalidParameter(name, rule, part, fix) from None
         except Exception:  # noqa: S112 — the run raises it again, where it belongs
             continue
+    _tell_of_weights(algorithm)
 
 
 def _wrapped(solver: Any) -> Any:
@@ -139,7 +151,7 @@ def _accepts(call: Callable[..., Any], shown: str, *given: Any, cure: str = "", 
     _hold(failure is None, f"it can be called as {shown}", failure, cure)
 
 
-def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int) -> None:
+def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int, loss_bound: float | None) -> None:
     _accepts(risk, RISK_CALL, 0, 0, clients=(), state=None)
     traits = read(RiskTraits, risk)
     if len(clients) < 2 or traits.full_participation:  # it has a memory of all clients
@@ -152,7 +164,7 @@ def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int) -> None
         if not isinstance(result, RiskValue):
             return result
         kept = torch.equal(given[0], values) and torch.equal(given[1], weights)
-        _hold(kept, "a risk does not write to the losses or weights that it is given", given[0].tolist(), COPY_CURE)
+        _hold(kept, "a risk does not write to the losses or weights that it is given", given[0].tolist(), copy_cure("losses"))
         return result
 
     first = at(losses)
@@ -166,7 +178,7 @@ def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int) -> None
     _hold(repr(once) == repr(twice), SAME_AGAIN, (once[1], twice[1]), SAME_CURE)
     _try_risk_state(risk, first.state, losses, alpha, (clients[0], clients[1]))
     good = bool(torch.isfinite(weights).all()) and bool((weights >= 0).all())
-    _hold(good, "weights are finite and not negative", weights.tolist())
+    _hold(good, "weights are finite and not negative", weights.tolist(), NEGATIVE_CURE * bool((weights < 0).any()))
     moved = at(losses.flip(0), alpha.flip(0), (clients[1], clients[0])).weights
     _hold(_close(moved.flip(0), weights), "permuting clients permutes the weights", (weights.tolist(), moved.tolist()))
     for i in range(2):
@@ -183,6 +195,8 @@ def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int) -> None
         shown = f"base weights {alpha.tolist()} become {(ratio * alpha).tolist()}"
         _hold(_close(ratio[:1], ratio[1:], 1e-4), "equal losses share weight in proportion to the base weights", shown)
     _try_outliers(risk, clients[: min(len(clients), max(2, clients_per_round), 400)])
+    if (broken := broken_client_form(risk, loss_bound or 3.0)) is not None:
+        raise _Broken(*broken)
 
 
 def _try_risk_state(risk: Any, state: Any, losses: Tensor, alpha: Tensor, ids: tuple[str, ...]) -> None:
@@ -228,17 +242,7 @@ def _try_outliers(risk: Any, clients: Sequence[str]) -> None:
         losses[0] = one
         weights = risk(losses, torch.full_like(losses, 1 / count), clients=tuple(clients), state=None).weights
         shown = f"one loss of {one} and {count - 1} of {others} give a weight of {float(weights.min()):.4g}"
-        _hold(bool((weights >= 0).all()), "weights are finite and not negative", shown)
-
-
-def is_memory(memory: object, weights: Tensor) -> bool:
-    """Whether what a solver's `begin` returned for parameters is a tuple of tensors of their shape."""
-    return isinstance(memory, tuple) and all(isinstance(each, Tensor) and each.shape == weights.shape for each in memory)
-
-
-def step_call(told: Any) -> str:
-    """How a solver's step is called; `told` holds the number of the step if the solver is told it."""
-    return f"step(weights, gradient, memory, anchor=…, lr=…{', number=…' * bool(told)})"
+        _hold(bool((weights >= 0).all()), "weights are finite and not negative", shown, NEGATIVE_CURE)
 
 
 def _try_solver(solver: Any) -> None:
@@ -258,7 +262,9 @@ def _try_solver(solver: Any) -> None:
     _hold(is_memory(memory, together), IS_MEMORY, type(memory).__name__, TUPLE_CURE)
     again = together.clone()
     solver.step(together, given, solver.begin(together), anchor=anchor, lr=lr, **told)
-    _hold(torch.equal(given, gradient), "a step does not write to the gradient it is given", given.tolist(), COPY_CURE)
+    _hold(
+        torch.equal(given, gradient), "a step does not write to the gradient it is given", given.tolist(), copy_cure("gradient")
+    )
     solver.step(again, gradient.clone(), solver.begin(again), anchor=anchor, lr=lr, **told)
     _hold(torch.equal(again, together), SAME_AGAIN, (together.tolist(), again.tolist()), SAME_CURE)
     for k in range(2):
@@ -272,76 +278,6 @@ def _try_solver(solver: Any) -> None:
     _hold(last < first, LOWERS, f"{first:.6g} before and {last:.6g} after")
     ignored = ignored_options(solver)
     _hold(not ignored, HAS_EFFECT, f"{', '.join(ignored)} {'has' if len(ignored) == 1 else 'have'} none")
-
-
-def some_steps(solver: Any, lr: float = 0.1) -> tuple[Tensor, Tensor]:
-    """The parameters of a client before and after a few steps."""
-    traits, gen = solver_traits(solver), torch.Generator().manual_seed(1)
-    weights, anchor = torch.randn(2, 8, generator=gen)
-    before, memory = weights.clone(), solver.begin(weights)
-    for number in range(1, 1 + max(3, traits.repeats)):
-        told = {"number": number} if traits.numbered else {}
-        solver.step(weights, torch.randn(8, generator=gen), memory, anchor=anchor, lr=lr, **told)
-    return before, weights
-
-
-def _steps_downhill(solver: Any, memory: tuple[Tensor, ...], weights: Tensor, lr: float = 1e-4) -> None:
-    """A few steps on ½‖w‖², from an anchor where the weights are now."""
-    traits, anchor = solver_traits(solver), weights.clone()
-    for number in range(1, 1 + max(5, traits.repeats)):
-        told = {"number": number} if traits.numbered else {}
-        solver.step(weights, weights.clone(), memory, anchor=anchor, lr=lr, **told)
-
-
-def convex_losses(solver: Any) -> tuple[float, float]:
-    """½‖w‖² of a client before and after a few small steps along its gradient w; proximal term and decay point there, too."""
-    weights = torch.linspace(0.5, 2.0, 8, dtype=torch.float64) * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(4)
-    before = float(weights.square().sum() / 2)
-    _steps_downhill(solver, solver.begin(weights), weights)
-    return before, float(weights.square().sum() / 2)
-
-
-def lost_memories(solver: Any) -> list[int]:
-    """Numbers of the memory's tensors that begin at zero, that steps use and that no step changes: what is lost after it."""
-    weights = torch.linspace(0.5, 2.0, 8, dtype=torch.float64)
-    memory = solver.begin(weights.clone())
-    plain = weights.clone()
-    _steps_downhill(solver, memory, plain, 0.1)
-    found = []
-    for place, each in enumerate(memory):
-        if bool((each != 0).any()) or bool((solver.begin(weights.clone())[place] != 0).any()):
-            continue
-        other, moved = solver.begin(weights.clone()), weights.clone()
-        other[place].copy_(torch.linspace(-3.0, 3.0, 8, dtype=torch.float64))
-        _steps_downhill(solver, other, moved, 0.1)
-        if not torch.equal(moved, plain):
-            found.append(place + 1)
-    return found
-
-
-def _with_option(solver: Any, name: str, value: float) -> Any:
-    return replace(solver, **{name: value})
-
-
-def ignored_options(solver: Any) -> list[str]:
-    """Options of SGD and Adam that are set and that a `step` of the user's own does not use, as "name=value"."""
-    kind: Any = type(solver)
-    if not issubclass(kind, LocalOptimizer) or not is_of_user(kind.step):
-        return []
-    found, given = [], vars(solver)
-    if torch.equal(some_steps(solver, 0.1)[1], some_steps(solver, 0.2)[1]):
-        found.append("lr")
-    for name, strong in _STRONG.items():
-        value = given.get(name, 0.0)
-        if not value:
-            continue
-        try:
-            with_it, without = (some_steps(_with_option(solver, name, size))[1] for size in (strong, 0.0))
-        except Exception:  # noqa: S112 — an option that another one or the step needs
-            continue
-        if torch.equal(with_it, without):
-            found.append(f"{name}={value:g}")
-    return found
 
 
 def _try_aggregator(aggregator: Any) -> None:
@@ -367,7 +303,7 @@ def _try_totals(aggregator: Any, updates: Tensor, weights: Tensor, losses: Tenso
         good = isinstance(given, tuple) and len(given) == 2
         _hold(good, TWO_THINGS, type(given).__name__)
         kept = torch.equal(updates, rows) and torch.equal(shares, own[places])
-        _hold(kept, "a call does not write to the updates or weights it is given", updates.tolist(), COPY_CURE)
+        _hold(kept, "a call does not write to the updates or weights it is given", updates.tolist(), copy_cure("updates"))
         return given[0].clone() if isinstance(given[0], Tensor) else given[0], given[1]  # the next call may write to it
 
     every, state = total(updates, everyone)
@@ -377,11 +313,13 @@ def _try_totals(aggregator: Any, updates: Tensor, weights: Tensor, losses: Tenso
     _hold(torch.equal(again, every), SAME_AGAIN, (every.tolist(), again.tolist()), SAME_CURE)
     _hold_kept(state)
     before = copy.deepcopy(state)
-    _, later = total(2 * updates.flip(0), backwards, state=state)
+    next_total, later = total(2 * updates.flip(0), backwards, state=state)
     _hold(_same_state(state, before), "a call does not write to the state it is given", (before, state), STATE_CURE)
     _hold_kept(later)
-    moved = total(updates.flip(0), backwards)[0]
-    _hold(_close(moved, every), "the order of clients does not matter", (every.tolist(), moved.tolist()))
+    moved, other = total(updates.flip(0), backwards)
+    _hold(_close(moved, every), ANY_ORDER, (every.tolist(), moved.tolist()))
+    next_moved = total(2 * updates.flip(0), backwards, state=other)[0]
+    _hold(_close(next_moved, next_total), ANY_ORDER_LATER, (next_total.tolist(), next_moved.tolist()), ORDER_CURE)
     nothing = total(torch.zeros_like(updates), everyone)[0]
     _hold(bool((nothing == 0).all()), "zero updates give a zero total", nothing.tolist())
     if aggregator.linear:
@@ -392,10 +330,40 @@ def _try_totals(aggregator: Any, updates: Tensor, weights: Tensor, losses: Tenso
     except RuntimeError as failure:  # of torch, which took the same numbers as float64
         raise _Broken(ANY_TYPE, f"updates of type torch.float32 give {failure!r}", TYPE_CURE) from failure
     _hold(single.dtype == torch.float32, TOTAL_TYPE, f"{single.dtype} of torch.float32", TYPE_CURE)
-    count = len(updates)
-    few = total(updates[:1].expand(count, -1), everyone, torch.full_like(weights, 1 / count))[0]
-    many = total(updates[:1].expand(2 * count, -1), everyone * 2, torch.full_like(weights, 1 / (2 * count)))[0]
-    _hold(_close(many, few), ANY_NUMBER, f"{count} clients {few.tolist()}, {2 * count} {many.tolist()}")
+    count, state, sent = len(updates), None, updates[0]
+    for number in range(1, 4):
+        even = (torch.full_like(weights, 1 / count), torch.full_like(weights, 1 / (2 * count)))
+        many = total(sent.expand(2 * count, -1), everyone * 2, even[1], state)[0]
+        few, state = total(sent.expand(count, -1), everyone, even[0], state)
+        shown = f"in round {number} {count} clients {few.tolist()}, {2 * count} {many.tolist()}"
+        _hold(_close(many, few), ANY_NUMBER, shown)
+        shown = f"updates {sent.tolist()} of all clients give the total {few.tolist()} in round {number}"
+        _hold(float(few @ sent) > 0, ALONG_UPDATES, shown, ALONG_UPDATES_CURE)
+
+
+def ignores_weights(aggregator: Any, clients: int = 12) -> bool:
+    """Whether the total of different updates is the same whoever has nearly all of the weight."""
+    updates = torch.randn(clients, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    losses, totals = torch.linspace(0.5, 1.5, clients, dtype=torch.float64), []
+    for heavy in range(3):
+        weights = torch.full((clients,), 0.1 / (clients - 1), dtype=torch.float64)
+        weights[heavy] = 0.9
+        answer = _or_none(lambda own=weights: _copied(aggregator)(updates.clone(), own, losses=losses, state=None))  # type: ignore[misc]
+        if answer is None:
+            return False
+        totals.append(answer[0])
+    return all(_close(each, totals[0]) for each in totals[1:])
+
+
+def _tell_of_weights(algorithm: Algorithm) -> None:
+    """Give a notice where an aggregator of the user's own makes nothing of the risk's weights."""
+    risk, part = algorithm.traits.risk, algorithm.aggregator
+    if is_of_user(part) and risk.needs_losses and risk.server_step is None and ignores_weights(part):
+        notify(
+            f"{shown_part(part)} ignores the weights of clients: its total is the same whoever has most of the weight. "
+            f"{shown_part(algorithm.risk)} then acts only through clients that it gives the weight 0, which take no part. Use "
+            "the weights, e.g. weights.to(updates.dtype) @ updates."
+        )
 
 
 def _or_none(call: Callable[[], Any]) -> Any:
@@ -413,7 +381,9 @@ def _try_server(server: Any) -> None:
     fresh = server.begin(params.clone())
     _hold_kept(fresh)
     after, _ = server.step(given, still, fresh)
-    _hold(torch.equal(given, params), "a step does not write to the parameters it is given", given.tolist(), COPY_CURE)
+    _hold(
+        torch.equal(given, params), "a step does not write to the parameters it is given", given.tolist(), copy_cure("params")
+    )
     shown = (params.tolist(), after.tolist())
     _hold(torch.equal(after, params), "a zero update from a fresh state changes nothing", shown)
     total, start = torch.tensor([1.0, -0.5, 0.25]), server.begin(params.clone())

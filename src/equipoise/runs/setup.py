@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,7 +24,7 @@ from equipoise.core.task_trial import try_task
 from equipoise.core.trees import map_tree
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Loop, Ray, Simulator
-from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter, is_integer, require
+from equipoise.errors import IncompatibleParts, InvalidParameter, is_integer, notify, require
 from equipoise.models.adapters import WHY_NOT_BOTH, freeze_lora_a, trains_lora_a
 from equipoise.observers import Evaluation, History
 from equipoise.personal.context import PersonalContext
@@ -266,7 +265,7 @@ def with_adapters_for(algorithm: Algorithm, model: nn.Module) -> nn.Module:
     if algorithm.traits.privacy.clip is None or not trains_lora_a(model):
         return model
     text = f"Under differential privacy {WHY_NOT_BOTH}: A stays as it is, and B alone is trained (FFA-LoRA)"
-    warnings.warn(EquipoiseNotice(f"{text}. To train both, give models.freeze_lora_a(model, freeze=False)."), stacklevel=4)
+    notify(f"{text}. To train both, give models.freeze_lora_a(model, freeze=False).")
     return freeze_lora_a(model)
 
 

@@ -19,8 +19,12 @@ SAME_CURE = (
     "what it remembers as its state; a solver returns it from begin as its memory."
 )
 STATE_CURE = "Make a new state and return that one, e.g. of dict(state) or state.clone()."
-COPY_CURE = "Work on a copy, e.g. updates.clone(), or without methods that end in _."
 KEPT_CURE = "Write the state as one of these types, e.g. a set as a sorted list."
+
+
+def copy_cure(argument: str) -> str:
+    """What to do in the place of writing to an argument."""
+    return f"Work on a copy, e.g. {argument}.clone(), or without methods that end in _."
 
 
 def unkeepable(state: Any) -> str | None:

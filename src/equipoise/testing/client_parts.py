@@ -24,14 +24,9 @@ from equipoise.runs.own_parts import (
     MOVES,
     NUMBER_CURE,
     TUPLE_CURE,
-    convex_losses,
-    ignored_options,
-    is_memory,
-    lost_memories,
-    some_steps,
-    step_call,
 )
 from equipoise.runs.state_rules import SAME_AGAIN, SAME_CURE
+from equipoise.runs.steps_alone import convex_losses, ignored_options, is_memory, lost_memories, some_steps, step_call
 from equipoise.solvers.client_steps import memory_of, rows_of
 from equipoise.solvers.prepared import AdjustedSolver
 from equipoise.testing.laws import accepts, agree, check_of, copied, has, hold, unchanged, without_error

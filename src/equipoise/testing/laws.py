@@ -17,7 +17,7 @@ from torch import Tensor
 from equipoise.core.abilities import is_part
 from equipoise.errors import EquipoiseError, InvalidParameter, shown
 from equipoise.runs.own_parts import refused_call
-from equipoise.runs.state_rules import COPY_CURE, IS_KEPT, KEPT_CURE, SAME_AGAIN, SAME_CURE, STATE_CURE, unkeepable
+from equipoise.runs.state_rules import IS_KEPT, KEPT_CURE, SAME_AGAIN, SAME_CURE, STATE_CURE, copy_cure, unkeepable
 
 P = ParamSpec("P")
 
@@ -159,7 +159,7 @@ def unchanged(part: object, action: str, **values: Any) -> Iterator[None]:
     yield
     for name, value in values.items():
         law = f"{action} does not write to the {name.replace('_', ' ')} it is given"
-        hold(equal_values(value, before[name]), part, law, cure=STATE_CURE if name == "state" else COPY_CURE)
+        hold(equal_values(value, before[name]), part, law, cure=STATE_CURE if name == "state" else copy_cure(name))
 
 
 def is_finite(values: Tensor) -> bool:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from equipoise.core.abilities import read
 from equipoise.core.rng import torch_generator
-from equipoise.runs.own_parts import ARE_TENSORS, RISK_CALL
+from equipoise.runs.client_form import broken_client_form
+from equipoise.runs.own_parts import ARE_TENSORS, NEGATIVE_CURE, RISK_CALL
 from equipoise.testing.laws import accepts, agree, check_of, hold, is_finite, keepable, repeated, without_error
 from equipoise.types import ClientRisk, RiskTraits, RiskValue
 
@@ -27,6 +28,9 @@ def check_risk(risk: ClientRisk, *, seed: int = 0) -> None:
     Finite differences are taken where the value has a derivative; at a kink any subgradient is right. Ties are compared inside
     a group where the risk tells groups apart (`group_of`). A risk with `full_participation` follows a mixture of its own, not
     the base weights: instead of ties its memory is checked, and, if it has a `step`, the ascent on the simplex.
+
+    A risk with `client_form = "loss"`, for secure sums and differential privacy, has a `client_weight` that each client finds
+    alone: between 0 and the base weight for any loss, and in proportion to the weights for losses up to the bound.
     """
     accepts(risk, risk, RISK_CALL, (0, 0), clients=(), state=None)
     gen, traits = torch_generator(seed, "check_risk"), read(RiskTraits, risk)
@@ -48,6 +52,9 @@ def check_risk(risk: ClientRisk, *, seed: int = 0) -> None:
     _check_state(risk, gen, 7 if traits.full_participation else 5)
     if traits.full_participation:
         _check_mixture_of_clients(risk, gen)
+    for bound in (0.5, 3.0, 20.0):
+        if (broken := broken_client_form(risk, bound)) is not None:
+            hold(False, risk, *broken)
 
 
 def _call_risk(risk: ClientRisk, losses: Tensor, alpha: Tensor, order: Tensor | None = None, state: Any = None) -> RiskValue:
@@ -88,7 +95,9 @@ def _check_state(risk: ClientRisk, gen: torch.Generator, size: int) -> None:
         alpha, order = alpha / alpha.sum(), torch.randperm(size, generator=gen)
         result = _call_risk(risk, losses, alpha, clients, state=state)
         good = is_finite(result.weights) and (result.weights >= 0).all()
-        hold(good, risk, "weights are finite and not negative", result.weights)
+        hold(
+            good, risk, "weights are finite and not negative", result.weights, NEGATIVE_CURE * bool((result.weights < 0).any())
+        )
         _check_direction(risk, losses, alpha, result, clients, state)
         moved = _call_risk(risk, losses[order], alpha[order], clients[order], state=state)
         agree(risk, "weights follow their clients when the order changes", moved.weights, result.weights[order], 1e-9)
@@ -156,7 +165,7 @@ def _check_extremes(risk: ClientRisk) -> None:
             weights = _call_risk(risk, losses, alpha).weights
             shown = f"losses {_shortly(values)} give weights {_shortly(weights.tolist())}"
             hold(is_finite(weights / weights.sum()), risk, "normalised weights are finite for finite losses", shown)
-            hold((weights >= 0).all(), risk, "weights are not negative", shown)
+            hold((weights >= 0).all(), risk, "weights are not negative", shown, NEGATIVE_CURE)
     state = _call_risk(risk, torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.5])).state
     _call_risk(risk, torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.5]), state=state)
 

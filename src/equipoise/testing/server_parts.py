@@ -16,8 +16,13 @@ from equipoise.runs.own_parts import (
     AGGREGATOR_CALL,
     ALONG,
     ALONG_CURE,
+    ALONG_UPDATES,
+    ALONG_UPDATES_CURE,
     ANY_NUMBER,
+    ANY_ORDER,
+    ANY_ORDER_LATER,
     ANY_TYPE,
+    ORDER_CURE,
     SAMPLER_CALL,
     SERVER_CALL,
     TOTAL_TYPE,
@@ -35,8 +40,12 @@ def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12
 
     Updates have the type of the model, mostly float32, weights and losses always float64: an aggregator takes both, and its
     total has the type of the updates. A call writes to nothing that it is given, the same call again gives the same answer, and
-    this holds with the state of the calls before. A linear aggregator has no state. Equal updates give one total, however many
-    clients send them, which a sum without weights does not. Zero updates give zero from a fresh state (None).
+    this holds with the state of the calls before. A linear aggregator has no state. Zero updates give zero from a fresh state
+    (None). Equal updates in every round give one total, however many clients send them, which a sum without weights does not;
+    its inner product with them is positive in each of three rounds. Neither a total nor that of a later round depends on the
+    order of clients.
+
+    Whether the total uses the weights is not checked: a median of clients need not. `train` gives a notice where it matters.
     """
     streams: dict[str, Any] = {"keys": None} if read(AggregatorTraits, aggregator).needs_keys else {}
     accepts(aggregator, aggregator, AGGREGATOR_CALL, (0, 0), losses=None, state=None, **streams)
@@ -78,36 +87,45 @@ def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12
     total = combine(updates, weights, everyone)
     for order in (torch.randperm(clients, generator=gen), everyone.flip(0)):
         moved = combine(updates[order], weights[order], order)
-        agree(aggregator, "the order of clients does not matter", moved, total, 1e-9)
+        agree(aggregator, ANY_ORDER, moved, total, 1e-9)
     zero = combine(torch.zeros_like(updates), weights, everyone)
     hold((zero == 0).all(), aggregator, "zero updates give a zero total", zero)
     single = combine(updates.float(), weights, everyone)
     agree(aggregator, ANY_TYPE, single.double(), combine(updates.float().double(), weights, everyone), 1e-3)
-    state = None
-    for _ in range(3):
+    state = state_moved = None
+    for index in range(3):
         rows = torch.randn(clients, 6, generator=gen, dtype=torch.float64)
-        order, before = torch.randperm(clients, generator=gen), state
-        total_later, state = answer(rows, weights, everyone, before)
-        moved, _ = answer(rows[order], weights[order], order, before)
-        agree(aggregator, "the order of clients does not matter", moved, total_later, 1e-9)
+        order = torch.randperm(clients, generator=gen)
+        total_later, after = answer(rows, weights, everyone, state)
+        agree(aggregator, ANY_ORDER, answer(rows[order], weights[order], order, state)[0], total_later, 1e-9)
+        moved, state_moved = answer(rows[order], weights[order], order, state_moved)
+        agree(aggregator, ANY_ORDER_LATER if index else ANY_ORDER, moved, total_later, 1e-6, cure=ORDER_CURE * bool(index))
+        state = after
     if aggregator.linear:
         parts = [combine(updates[part], weights[part], part) for part in torch.split(everyone, 5)]
         agree(aggregator, "a linear total is the sum of its chunks' totals", torch.stack(parts).sum(0), total, 1e-9)
         double = combine(updates, 2 * weights, everyone)
         agree(aggregator, "a linear total doubles with the weights", double, 2 * total, 1e-9)
-    _check_equal_updates(aggregator, combine, updates[0], clients)
+    _check_equal_updates(aggregator, answer, updates[0], clients)
 
 
 def _check_equal_updates(
-    aggregator: Aggregator, combine: Callable[[Tensor, Tensor, Tensor], Tensor], update: Tensor, clients: int
+    aggregator: Aggregator, answer: Callable[[Tensor, Tensor, Tensor, Any], tuple[Any, Any]], update: Tensor, clients: int
 ) -> None:
-    """One update, sent by all clients and by three more, has one total."""
-    totals = []
-    for count in (clients, clients + 3):
-        places = torch.arange(count) % clients  # the last three share losses and streams with the first
-        rows, own = update.expand(count, -1).clone(), torch.full((count,), 1 / count, dtype=torch.float64)
-        totals.append(combine(rows, own, places))
-    agree(aggregator, ANY_NUMBER, totals[1], totals[0], 1e-6)
+    """One update, which all clients send in three rounds, gives a total along it, and three clients more change nothing."""
+    state = None
+    for number in range(1, 4):
+        answers = []
+        for count in (clients, clients + 3):
+            places = torch.arange(count) % clients  # the last three share losses and streams with the first
+            rows, own = update.expand(count, -1).clone(), torch.full((count,), 1 / count, dtype=torch.float64)
+            answers.append(answer(rows, own, places, state))
+        (total, after), (total_of_more, _) = answers
+        agree(aggregator, ANY_NUMBER, total_of_more, total, 1e-6)
+        along = float(total @ update)
+        shown = f"in round {number} the inner product of the total and the update is {along:.6g}"
+        hold(along > 0, aggregator, ALONG_UPDATES, shown, ALONG_UPDATES_CURE)
+        state = after
 
 
 @check_of("a server optimiser", "begin", "step", on_copy=True)

@@ -54,6 +54,7 @@ class PrivacyTraits:
     fewest: int | None = None  # clients whose sum is unmasked; None: as the rule of noise says, or nothing is masked
     source: Literal["seeded", "system"] = "system"  # of the noise
     correlated: bool = False  # whether the noise is correlated over rounds
+    loss_bound: float | None = None  # public: larger losses count as this one in the weights that clients find alone
 
     @property
     def sums_alone(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -27,7 +26,7 @@ from equipoise.engines.cluster.packing import (
 from equipoise.engines.cluster.pieces import Node, share_out
 from equipoise.engines.cluster.ray_extra import connection
 from equipoise.engines.cluster.ray_worker import Answer, RayWorker, versions
-from equipoise.errors import EquipoiseError, EquipoiseNotice, IncompatibleParts
+from equipoise.errors import EquipoiseError, IncompatibleParts, notify
 
 _LOOK_SECONDS = 1.0  # between two looks at the cluster for new nodes and lost workers
 _START_SECONDS = 120.0  # for the first worker to be there
@@ -234,7 +233,7 @@ class WorkerPool:
         """Warn of something, once."""
         if text not in self.told:
             self.told.add(text)
-            warnings.warn(EquipoiseNotice(text), stacklevel=4)
+            notify(text)
 
     # --------------------------------------------------------------------------------------------------------------- sessions
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,7 +47,7 @@ from equipoise.engines.flower.transport.messenger import (
     show_faults,
 )
 from equipoise.engines.flower.transport.part_messages import pack_part
-from equipoise.errors import EquipoiseError, EquipoiseNotice
+from equipoise.errors import EquipoiseError, notify
 from equipoise.personal.context import PersonalContext
 from equipoise.privacy.protected import Protected
 from equipoise.runs.normalised_work import steps_of
@@ -318,7 +317,7 @@ class FlowerEngine(Engine):
             sq_norms = self._without_outliers(cohort, sq_norms)
         if any(lost):
             text = f"{counted(sum(lost), 'client')} lost what is kept for the solver, and began anew with zeros."
-            warnings.warn(EquipoiseNotice(text), stacklevel=2)
+            notify(text)
         rows = self._row_changes(updates, cohort, solver)
         work = LocalWork(updates, checked_norms(sq_norms, losses, longest_square(own)), losses, rows=rows)
         return with_carried(work, moments) if len(carried) else work
@@ -440,7 +439,7 @@ class FlowerEngine(Engine):
         self.unanswered = reasons
         if left:
             shown = show_faults(reasons)
-            warnings.warn(EquipoiseNotice(f"{counted(len(left), 'client')} could not be evaluated: {shown}."), stacklevel=2)
+            notify(f"{counted(len(left), 'client')} could not be evaluated: {shown}.")
         if len(scores) < min(self.patience.minimum, len(scores) + len(left)):
             answered = f"{counted(len(scores), 'client')} answered the evaluation"
             raise TooFewClients(f"{answered}, and {self.patience.minimum} are needed: {show_faults(reasons)}.")

@@ -8,7 +8,6 @@ batch of an epoch is padded.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -53,7 +52,7 @@ from equipoise.engines.simulator.precision import FULL, PRECISIONS, Precision
 from equipoise.engines.simulator.scoring import Scoring
 from equipoise.engines.simulator.vectorisation import BatchingTrial, try_batching
 from equipoise.engines.simulator.workers import Workers, can_fork, one_thread
-from equipoise.errors import EquipoiseNotice, IncompatibleParts, is_integer, require
+from equipoise.errors import IncompatibleParts, is_integer, notify, require
 from equipoise.solvers import SGD
 from equipoise.types import Aggregator, AggregatorTraits, Cohort, Job, LocalSolver, LocalWork, LookAheadEngine, Pull
 
@@ -116,7 +115,7 @@ class Simulator:
         if reason is not None:
             engine.fall_back(reason)
             text = f"{type(task.module).__name__} cannot be vectorised over clients ({reason}), so clients are trained"
-            warnings.warn(EquipoiseNotice(f"{text} one at a time. Results are the same; rounds are slower."), stacklevel=3)
+            notify(f"{text} one at a time. Results are the same; rounds are slower.")
         return engine
 
 

@@ -96,20 +96,29 @@ def markdown_text(text: str) -> str:
 Cells = frozenset[tuple[int, int]]  # by row, 0 being the headings, and column
 
 
-def markdown_table(caption: str, rows: Sequence[Sequence[str]], remark: str, best: Cells = frozenset()) -> str:
-    """Rows of cells, the first one of headings, with a line above them and one below. The `best` cells are bold."""
+def markdown_table(
+    caption: str, rows: Sequence[Sequence[str]], legend: str = "", remark: str = "", best: Cells = frozenset()
+) -> str:
+    """Rows of cells, the first one of headings, with a line above them and one below. The `best` cells are bold.
+
+    The line above is the caption and the `legend`, which says what marks mean.
+    """
     head, *body = (
         [f"**{markdown_text(cell)}**" if (i, j) in best else markdown_text(cell) for j, cell in enumerate(row)]
         for i, row in enumerate(rows)
     )
     lines = [f"| {' | '.join(row)} |" for row in (head, ["---", *["---:"] * (len(head) - 1)], *body)]
-    return "\n".join([markdown_text(caption), "", *lines, *(["", markdown_text(remark)] if remark else [])])
+    return "\n".join(
+        [markdown_text(f"{caption} {legend}".rstrip()), "", *lines, *(["", markdown_text(remark)] if remark else [])]
+    )
 
 
-def latex_table(caption: str, rows: Sequence[Sequence[str]], remark: str, best: Cells = frozenset()) -> str:
+def latex_table(
+    caption: str, rows: Sequence[Sequence[str]], legend: str = "", remark: str = "", best: Cells = frozenset()
+) -> str:
     """Rows of cells, the first one of headings, as a tabular with the lines of booktabs; what they are of is a comment.
 
-    The `best` cells are bold.
+    The `best` cells are bold. The `legend`, which says what marks mean, and the remark are a note below the tabular.
     """
     written = [
         [rf"\textbf{{{latex_text(cell)}}}" if (i, j) in best else latex_text(cell) for j, cell in enumerate(row)]
@@ -117,13 +126,14 @@ def latex_table(caption: str, rows: Sequence[Sequence[str]], remark: str, best: 
     ]
     head, *body = (rf"{' & '.join(row)} \\" for row in written)
     inner = [rf"\begin{{tabular}}{{l{'r' * (len(rows[0]) - 1)}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
-    said = [f"% {' '.join(text.split())}" for text in (caption, remark) if text]
-    return "\n".join([*said, *inner, r"\end{tabular}"])
+    said = " ".join(filter(None, (legend, remark)))
+    note = [r"\par\smallskip", rf"{{\footnotesize\raggedright {latex_text(said)}\par}}"] if said else []
+    return "\n".join([f"% {' '.join(caption.split())}", *inner, r"\end{tabular}", *note])
 
 
 def paper_table(
     methods: Mapping[str, Sequence[RunRecord]],
-    write: Callable[[str, Sequence[Sequence[str]], str, Cells], str],
+    write: Callable[[str, Sequence[Sequence[str]], str, str, Cells], str],
     *,
     column: str = "error",
     figures: Iterable[str] = tuple(FIGURES),
@@ -138,7 +148,7 @@ def paper_table(
     `column` is "error", "loss" or a metric, and `figures` are names of `HEADINGS`. `percent` multiplies by 100, and is refused
     for a loss and for errors and metrics that are no shares. `digits` after the point are 3, or 1 for percent. `trivial` adds a
     row for the trivial answer, where it is known. With a `baseline` there is a second table below: the paired differences of
-    all other methods from it. `note` says more about the clients.
+    all other methods from it, one row per method and figure. `note` says more about the clients.
     """
     chosen = [figures] if isinstance(figures, str) else list(figures)
     unknown = next((name for name in chosen if name not in HEADINGS), None)
@@ -169,23 +179,24 @@ def paper_table(
         rows.append([trivial_name(first), *cells(answers)])
     caption, remark = _caption(methods, column, percent, note), _remark(methods, column, *_scale("mean", percent, digits))
     first_figure = {name: {seed: row[chosen[0]] for seed, row in by_seed.items()} for name, by_seed in found.items()}
-    text = write(f"{caption}. {bold_words(bool(best), first_figure)}".rstrip(), rows, remark, best)
+    text = write(f"{caption}.", rows, bold_words(bool(best), first_figure), remark, best)
     if baseline is None:
         return text
-    below = [["method", *(head for name in chosen for head in (HEADINGS[name], "verdict"))]]
-    below += [[name] for name in methods if name != baseline]
+    below = {name: list[list[str]]() for name in methods if name != baseline}
     for figure in chosen:
         factor, after = _scale(figure, percent, digits)
-        for cells_of, each in zip(below[1:], differences_of(methods, baseline, figure, column), strict=True):
-            between = f" ({interval_text(each, after, factor)})" if each.seeds >= LEAST_SEEDS and not each.constant else ""
-            cells_of += [f"{difference_text(each, after, factor)}{between}, {each.lower}/{each.seeds}", each.verdict_words]
+        for each in differences_of(methods, baseline, figure, column):
+            between = interval_text(each, after, factor) if each.seeds >= LEAST_SEEDS and not each.constant else "–"
+            lower = f"{each.lower} of {each.seeds}"
+            row = [HEADINGS[figure], difference_text(each, after, factor), between, lower, each.verdict_words]
+            below[each.method].append([each.method, *row])
     seeds = min(map(len, methods.values()))
     missing = "" if seeds >= LEAST_SEEDS else f" An interval needs {LEAST_SEEDS} seeds."
-    title = (
-        f"Paired differences from {baseline}, seed by seed: mean ± standard deviation (95 % interval by Student's t), and in "
-        f"how many seeds the method is lower. {RULE}{missing}"
-    )
-    return f"{text}\n\n{write(title, below, f'The interval covers {covered_by_seeds(records)}.', frozenset())}"
+    title = f"Paired differences from {baseline}, seed by seed, mean ± standard deviation. Lower in: seeds with a lower figure."
+    head = ["method", "figure", "difference", "95 % interval", "lower in", "verdict"]
+    rows = [head, *(row for each_method in below.values() for row in each_method)]
+    covered = f"The interval covers {covered_by_seeds(records)}."
+    return f"{text}\n\n{write(title, rows, f'{RULE}{missing}', covered, frozenset())}"
 
 
 def require_baseline(baseline: str, methods: Mapping[str, Sequence[RunRecord]]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from equipoise.core.abilities import read
 from equipoise.engines.flower.transport.messages import MessageContent
 from equipoise.engines.flower.transport.messenger import ClientRequest, efforts_of
 from equipoise.engines.flower.transport.part_messages import pack_part
-from equipoise.errors import EquipoiseError, EquipoiseNotice, IncompatibleParts
+from equipoise.errors import EquipoiseError, IncompatibleParts, notify
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.personal_run import PersonalState
 from equipoise.types import Cohort, LocalSolver, Personalisation, PersonalTraits
@@ -79,7 +78,7 @@ class RemotePersonalWork:
             places[k] = 0 if lost else cohort.round + 1
             if lost:
                 text = f"{client} has lost its own model, and begins anew with the next round it takes part in."
-                warnings.warn(EquipoiseNotice(text), stacklevel=2)
+                notify(text)
         return PersonalState(places)
 
     def losses(self, state: PersonalState, params: Tensor, cohort: Cohort) -> Tensor | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from equipoise.engines.flower.secure.protections import WIDE, require_first
 from equipoise.engines.flower.secure.sum_terms import OF_OWN, SCORES
 from equipoise.engines.flower.transport.messages import counted
 from equipoise.engines.flower.transport.messenger import ClientRequest, TooFewClients
-from equipoise.errors import EquipoiseError, EquipoiseNotice
+from equipoise.errors import EquipoiseError, notify
 from equipoise.privacy.release_book import ReleaseBook
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ class SecureEvaluation:
             if not any(self.book.begun(round_index, name) for name in names):
                 raise
             text = f"The evaluation after round {round_index} was lost, and is not asked for again."
-            warnings.warn(EquipoiseNotice(text), stacklevel=2)
+            notify(text)
             return {}
 
     def _name(self, planned: PlannedSum, data: FederatedData) -> str:
@@ -162,7 +161,7 @@ class SecureEvaluation:
             return PlannedSum(SCORES + split + OF_OWN * own, 3, WIDE, holders)
         if split not in self._told:
             why = f"{counted(len(holders), 'client')} may be asked, and their owners demand a crowd of {crowd}"
-            warnings.warn(EquipoiseNotice(f"The {split} examples are not evaluated: {why}."), stacklevel=2)
+            notify(f"The {split} examples are not evaluated: {why}.")
         self._told.add(split)
         return None
 

@@ -304,7 +304,7 @@ def _private_weight(session: NodeSession, asked: dict[str, Any]) -> Tensor:
     if risk.client_form == "filter":
         return client_weights(risk, _bounded_loss(session, bound), one, float(asked["public"]))
     loss = torch.tensor([_loss(session)], dtype=torch.float64).nan_to_num(nan=math.inf)
-    return client_weights(risk, loss, one, bound).clamp(0.0, 1.0)
+    return client_weights(risk, loss, one, bound)
 
 
 def make_weight_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:

@@ -8,7 +8,6 @@ rounds have the same shape again and again, one graph does all of a round's work
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import replace
 from functools import cached_property
 
@@ -26,7 +25,7 @@ from equipoise.engines.simulator.linear_blocks import why_not_linear
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath, WeightedSums, Workplace
 from equipoise.engines.simulator.precision import first_line
-from equipoise.errors import EquipoiseNotice
+from equipoise.errors import notify
 from equipoise.solvers.batches import BatchCursor
 from equipoise.types import Job, LocalSolver, LocalWork, SgdRule
 
@@ -114,7 +113,7 @@ class StepGraphs(LocalPath):
                 raise
             self.obstacle = f"steps cannot be captured as a CUDA graph ({first_line(failure)})"
             self.release()
-            warnings.warn(EquipoiseNotice(f"Rounds of this model are slower: {self.obstacle}."), stacklevel=2)
+            notify(f"Rounds of this model are slower: {self.obstacle}.")
             torch.cuda.synchronize()
             return None
         self._last, self._solver = (plan, cursor), work.rule.solver
