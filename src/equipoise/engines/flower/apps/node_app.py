@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -33,10 +34,14 @@ class NodeApp(ClientApp):
 
     setup: NodeSetup
 
-    def own(self, policy: NodePolicy | None) -> None:
-        """Make the node its owner's: its policy counts besides the app's, and the server's run configuration does not."""
+    def own(self, policy: NodePolicy | None, file: Path | None = None) -> None:
+        """Make the node its owner's: its policy counts besides the app's, and the server's run configuration does not.
+
+        A policy that is in a `file` is read anew for each request: what the owner changes takes effect at once.
+        """
         self.setup.owned = True
         if policy is not None:
+            self.setup.app_policy, self.setup.owners_file = self.setup.policy, file
             self.setup.policy = self.setup.policy.stricter(policy)
 
 
@@ -57,6 +62,7 @@ def answer_by(handler: Handler, setup: NodeSetup, *, at_once: bool = False) -> C
         began, request, action = time.monotonic(), MessageContent(-1, ""), message.metadata.message_type
         try:
             request = read_message(message.content)
+            setup.read_policy_anew()
             session = NodeSession(setup, context, request)
             values, tensors = handler(session)
             mark = session.data_mark if action != "query.left_out" else ""  # to which the answer says nothing at all

@@ -27,7 +27,14 @@ from equipoise.errors import EquipoiseError, IncompatibleParts
 from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
 from equipoise.privacy.mechanism import SecureAggregation
 from equipoise.privacy.noise_plan import Grid, NoisePlan
-from equipoise.privacy.private_quantile import ENOUGH_NOISE, PrivateQuantile, quantile_of_sum, safe_modulus
+from equipoise.privacy.private_quantile import (
+    ENOUGH_NOISE,
+    PrivateQuantile,
+    bin_edges,
+    cumulative_counts,
+    quantile_of_sum,
+    safe_modulus,
+)
 from equipoise.privacy.protected import Protected, ProtectedSums
 from equipoise.privacy.release_book import ReleaseBook
 from equipoise.privacy.secure_aggregate import mean_of_sum, secure_row_length, tail_is_large_enough
@@ -98,6 +105,7 @@ class NetworkSecureSums:
         self.engine.round.reported["loss"] = histogram.mean(total)
         eta = histogram.edge(total, self.risk.tail)
         self.eta, self.kept = float(eta), histogram.kept(total, eta)
+        self.engine.round.reported["tail_share"] = self.kept / max(1, int(total.sum()))
         if not tail_is_large_enough(self.kept, self.privacy.fewest, cohort.round):
             weights = torch.zeros_like(weights)
         return RiskValue(unknown, weights, state), 1.0
@@ -205,6 +213,10 @@ class NetworkPrivateSums:
         total = self._top_up(total, survivors, Fraction(sigma) ** 2, modulus, "quantile", cohort.round)
         known = None if self.noise.by_nodes else len(survivors)  # nobody knows how many coins showed heads
         eta = quantile_of_sum(total, self.risk.tail, bound=bound, bins=bins, scale=scale, clients=known)
+        below = cumulative_counts(total, bins=bins, scale=scale, clients=known)
+        place = int((bin_edges(bound, bins) >= eta).nonzero()[0])
+        share = 1 - float(below[place] / below[-1]) if below[-1] > 0 else 0.0  # as the noisy counts say: nothing else is known
+        self.engine.round.reported["tail_share"] = min(1.0, max(0.0, share))
         self._end(cohort.round, "quantile", float(eta), survivors)
         return eta
 
