@@ -133,8 +133,12 @@ def test_releases_beyond_the_epsilon_that_the_owner_allows(tmp_path):
 
 def test_rounds_beyond_the_last_are_refused():
     run(SECURE, NodePolicy(rounds=2), rounds=2)
-    with pytest.raises(eq.errors.EquipoiseError, match="PolicyRefusal"):
+    with pytest.raises(eq.errors.EquipoiseError, match="PolicyRefusal") as failure:
         run(SECURE, NodePolicy(rounds=2), rounds=3)
+    said = str(failure.value)
+    assert said.count("its own log says why") == 1  # once, and not for each of four sites
+    assert "It is not tried again" in said
+    assert "; try again" not in said
     with pytest.raises(eq.errors.EquipoiseError, match="PolicyRefusal"):
         run(eq.Algorithm(), NodePolicy(only_sums=False, rounds=2), rounds=3)
 

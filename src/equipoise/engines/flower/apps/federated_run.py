@@ -115,7 +115,7 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
             members = dict(welcome.members)
         control = RunControl(folder, status.say)
         patience = Patience(float(plan.timeout), plan.minimum, plan.retries, float(plan.pause), float(plan.longest))
-        begun = known is not None
+        begun, told = known is not None, False  # whether the run has a roster, and whether its log says what is visible
         while True:
             refuse_silent(members, plan.algorithm, signed=plan.signed)
             refuse_unmeasured(members, plan.metrics)
@@ -130,15 +130,15 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
             if said := check_crowd(federation, plan.algorithm, federated.clients_per_round):
                 log.warning("%s", said)
                 status.event("warning", text=said)
-            if not begun and plan.algorithm.traits.privacy.sums_alone:
+            if not told and plan.algorithm.traits.privacy.sums_alone:
                 log.info("Only sums are visible to this server: no single client's loss, update or score.")
-            if not begun and (said := federated.drowned()):
+            if not told and (said := federated.drowned()):
                 log.warning("%s", said)
                 status.event("warning", text=said)
             status.settle(members, messenger)
             if place is not None and not begun:
                 write_atomically(place.path / ROSTER, write_roster(members, run).encode())
-            begun = True
+            begun = told = True
             try:
                 result = federated.train() if place is None else run_federated(federated, place)
             except MoreClients as more:
@@ -402,6 +402,8 @@ class LogRounds(Observer):
         text = f"Round {report.round + 1}: {', '.join([*losses, *tail, f'{self.trained(report)} trained'])}"
         text += f", {report.bytes_sent / 1e3:.1f} kB out, {report.bytes_received / 1e3:.1f} kB in"
         log.info("%s %s", moment(), text)
+        if report.skipped:
+            log.warning("Round %d is skipped, and leaves the model as it is: %s.", report.round + 1, report.skipped)
         for why in report.failed_tries:
             log.warning("Round %d was tried again: %s", report.round + 1, why)
         for client in report.rejected:

@@ -21,6 +21,7 @@ from equipoise.engines.flower.apps.node_policy import NodePolicy
 from equipoise.engines.flower.apps.node_session import Handler, NodeSession, NodeSetup
 from equipoise.engines.flower.personal import node_models
 from equipoise.engines.flower.secure import secure_node
+from equipoise.engines.flower.secure.sum_terms import SCORES
 from equipoise.engines.flower.transport.messages import MessageContent, compacted, read_message, write_message
 from equipoise.errors import EquipoiseError
 
@@ -68,7 +69,7 @@ def answer_by(handler: Handler, setup: NodeSetup, *, at_once: bool = False) -> C
             mark = session.data_mark if action != "query.left_out" else ""  # to which the answer says nothing at all
         except Exception as failure:
             unforeseen = failure if not isinstance(failure, EquipoiseError) else None
-            asked = ASKED.get(action, action) + f" in round {request.round + 1}" * action.startswith("train")
+            asked = ASKED.get(action, action) + f" in {name_moment(request)}" * action.startswith("train")
             text = f"{type(failure).__name__}: {failure}".rstrip(".") + f".{MEND * (action == 'query.hello')}"
             text += keep_traceback(unforeseen)
             log.warning("Refused, when asked %s: %s", asked, text)
@@ -80,6 +81,12 @@ def answer_by(handler: Handler, setup: NodeSetup, *, at_once: bool = False) -> C
         return reply
 
     return answer
+
+
+def name_moment(request: MessageContent) -> str:
+    """The round that a request is of, or the evaluation that its secure sums are of."""
+    of_scores = any(name.startswith(f"sum.{SCORES}") for name in request.arrays)
+    return f"the evaluation after round {request.round}" if of_scores else f"round {request.round + 1}"
 
 
 def time_to_wait(taken: float, step: float) -> float:

@@ -184,8 +184,9 @@ class RunStatus(Observer):
             numbers["loss"] = report.loss
         if report.tail_share is not None:
             numbers["tail_share"] = report.tail_share
-        tries = {"failed_tries": list(report.failed_tries)} if report.failed_tries else {}
-        self.event("round", **numbers, missing=missing, sent=report.bytes_sent, received=report.bytes_received, **tries)
+        told = {"failed_tries": list(report.failed_tries), "skipped": report.skipped}
+        told = {name: value for name, value in told.items() if value}
+        self.event("round", **numbers, missing=missing, sent=report.bytes_sent, received=report.bytes_received, **told)
         self.write()
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
