@@ -137,3 +137,18 @@ def test_the_guides_tail_differs_from_fedavg():
     assert float((guide.params - exact.params).abs().max()) < float((guide.params - fedavg).abs().max())
     coarse = run(secure(100.0, 2, tail)).params  # all sites in one bin
     assert torch.allclose(coarse, fedavg, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+def test_under_distributed_noise_the_share_is_that_of_the_noisy_counts():
+    """Without noise the counts are exact: all four losses are above 0.25 and below 100, in one bin or in the upper half."""
+    found = []
+    privacy = P.DifferentialPrivacy(None, 1e-2, 1.0, noise_multiplier=0.0, noise="distributed", source="system")
+    for bound in (100.0, 0.5):
+        risk = eq.risk.Superquantile(0.5, quantile=P.PrivateQuantile(bound=bound, bins=2))
+        algorithm = eq.Algorithm(risk=risk, sampler=eq.sampling.Uniform(), privacy=privacy)
+        app = server_app(
+            algorithm, model=softmax, rounds=1, clients_per_round=4, on_result=found.append, timeout=30.0, pause=1.0, retries=0,
+        )  # fmt: skip
+        run_app(app, federation(four_clients(), softmax))
+    assert [result.history.rounds[0].tail_share for result in found] == [1.0, 1.0]
