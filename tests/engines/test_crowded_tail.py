@@ -62,10 +62,10 @@ def test_whole_clients_are_no_crowd():
 def test_one_crowded_round_is_no_news():
     """All losses are equal at a model of zeros: one round with all clients says nothing of the bins."""
     algorithm = secure(2.0, 1024)
-    assert not list(crowded_tail(algorithm, [reported(1.0), reported(0.75), reported(0.75)]))
-    assert not list(crowded_tail(algorithm, [reported(1.0)] * 2))
-    (text,) = crowded_tail(algorithm, [reported(1.0), reported(1.0), reported(0.75)])
-    assert "held 100 % of the clients in 2 of 3 rounds, and tail=0.5 asks for 50 %" in text
+    assert not list(crowded_tail(algorithm, [reported(1.0)] * 2 + [reported(0.75)] * 3))
+    assert not list(crowded_tail(algorithm, [reported(1.0)] * 4))
+    (text,) = crowded_tail(algorithm, [reported(1.0)] * 3 + [reported(0.75)] * 2)
+    assert "held 100 % of the clients in 3 of 5 rounds, and tail=0.5 asks for 50 %" in text
 
 
 def test_a_simulation_gives_a_notice_that_names_the_bin():
@@ -87,7 +87,7 @@ def test_a_private_quantile_is_one_of_bins():
     private = P.DifferentialPrivacy(epsilon=5.0, delta=1e-3, clip=1.0)
     algorithm = eq.Algorithm(risk=eq.risk.Superquantile(0.5, quantile=P.PrivateQuantile(bound=3.0, bins=16)), privacy=private)
     assert bins_of(algorithm) == (3.0, 16)
-    (text,) = crowded_tail(algorithm, [reported(0.9, 40)] * 3)
+    (text,) = crowded_tail(algorithm, [reported(0.9, 40)] * 5)
     assert "More bins need more noise" in text
 
 
@@ -98,18 +98,18 @@ def test_a_federation_says_the_share_in_its_log_and_events(tmp_path, caplog):
     found = []
     with caplog.at_level("INFO", logger="flwr"):
         app = server_app(
-            secure(100.0, 4), model=softmax, rounds=4, clients_per_round=4, on_result=found.append, timeout=30.0, pause=1.0,
+            secure(100.0, 4), model=softmax, rounds=6, clients_per_round=4, on_result=found.append, timeout=30.0, pause=1.0,
             retries=0, seed=3, folder=str(tmp_path / "run"), clients=4,
         )  # fmt: skip
         run_app(app, federation(four_clients(), softmax))
-    assert [report.tail_share for report in found[0].history.rounds] == [1.0] * 4
+    assert [report.tail_share for report in found[0].history.rounds] == [1.0] * 6
     lines = [record.getMessage() for record in caplog.records]
-    assert sum("100 % in the tail" in line for line in lines) == 4
-    (place,) = [i for i, line in enumerate(lines) if "Round 3:" in line]
+    assert sum("100 % in the tail" in line for line in lines) == 6
+    (place,) = [i for i, line in enumerate(lines) if "Round 5:" in line]
     assert "A bin of losses is 25 wide" in lines[place + 1]  # while the run goes on, and not again in each round
     assert sum("A bin of losses is 25 wide" in line for line in lines if "Round" not in line) <= 2
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    assert [event["tail_share"] for event in events if event["event"] == "round"] == [1.0] * 4
+    assert [event["tail_share"] for event in events if event["event"] == "round"] == [1.0] * 6
 
 
 def test_the_guides_tail_differs_from_fedavg():

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
     from equipoise.privacy.private_quantile import PrivateQuantile
 
-SEVERAL = 3  # rounds with a known tail, before anything is said of it
+SEVERAL = 5  # rounds with a known tail, before anything is said of it
 CLEARLY = 0.1  # of the clients: more than the tail has by rounding to whole clients
 
 
