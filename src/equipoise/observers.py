@@ -73,12 +73,13 @@ class EvaluationPoint:
         splits: dict[str, dict[str, float]] = {}
         for split, found in evaluation.clients.summaries().items():
             numbers = splits[split] = {}
+            means = evaluation.clients.where(split).clients_in_mean is not None  # of secure sums: nothing else is known
             for prefix in ("", "shared_") if "shared_error" in found else ("",):
                 error = found[f"{prefix}error"]
                 numbers |= {f"{prefix}loss": found[f"{prefix}loss"].mean, f"{prefix}error": error.mean}
-                numbers[f"{prefix}error_90"] = error.percentiles[90]
+                numbers[f"{prefix}error_90"] = math.nan if means else error.percentiles[90]
             for name in evaluation.clients.metrics:
-                numbers |= {name: found[name].mean, f"{name}_90": found[name].tail_90}
+                numbers |= {name: found[name].mean, f"{name}_90": math.nan if means else found[name].tail_90}
         absent = {split: dict(why) for split, why in evaluation.clients.not_evaluated.items()}
         return cls(evaluation.round, splits, error_histogram(evaluation.clients), absent)
 
@@ -86,9 +87,11 @@ class EvaluationPoint:
 def error_histogram(clients: ClientTable) -> dict[str, Any] | None:
     """How many clients of the split that is judged have an error in each of 20 equal bins from "low" to "high".
 
-    Errors within [0, 1] are counted from 0 to 1, others over their range; None if no error is finite.
+    Errors within [0, 1] are counted from 0 to 1, others over their range; None if no error is finite, or only means are known.
     """
     split = next(name for name in ("test", "validation", "train") if name in clients.split)
+    if clients.where(split).clients_in_mean is not None:
+        return None
     errors = clients.where(split).benign.served_error
     errors = errors[errors.isfinite()].float()
     if not len(errors):

@@ -11,6 +11,7 @@ import torch
 
 from equipoise.core.numbers import Numbers, numbers
 from equipoise.data.clients import ClientSet
+from equipoise.runs.crowded_tail import bins_of
 from equipoise.types import LocalWork, RoundReport
 
 if TYPE_CHECKING:
@@ -37,7 +38,20 @@ def report_of(setting: Setting, plan: Plan, began: float, work: LocalWork | None
         round=plan.cohort.round, loss=mean, tail_loss=tail, loss_from="start" if plan.losses is not None else "work",
         risk=float(plan.risk.value) if plan.losses is not None else None, cohort=len(plan.cohort), trained=len(plan.workers),
         seconds=(time.perf_counter() - began) / runs, dropped=plan.dropped, run=setting.name,
+        tail_share=share_in_tail(setting, plan),
     )  # fmt: skip
+
+
+def share_in_tail(setting: Setting, plan: Plan) -> float | None:
+    """The share of the cohort's clients in the tail, where bins of losses find it; None elsewhere.
+
+    Over a network, under privacy, the server knows it only from the sums that it has: then these say it.
+    """
+    if plan.losses is None or not len(plan.cohort) or bins_of(setting.algorithm) is None:
+        return None
+    if setting.engine_traits.network is not None and not setting.protection.in_the_open:
+        return None
+    return float((plan.risk.weights > 0).double().mean())
 
 
 def rejected_clients(plan: Plan, work: LocalWork | None, clients: ClientSet) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ class Delivery:
 
     @property
     def round(self) -> int:
-        return int(self.message.metadata.group_id)
+        return int(self.message.metadata.group_id.split()[-1])  # or of the evaluation after as many rounds
 
     def answer(self) -> Message:
         """What the node really answers."""
@@ -172,7 +172,7 @@ class FakeGrid(Grid):
             key = (node, action)
             with self._lock:
                 self._counts[key] = self._counts.get(key, 0) + 1
-                self.log.append((name, action, int(message.metadata.group_id)))
+                self.log.append((name, action, int(message.metadata.group_id.split()[-1])))
                 self.raw.append((name, message))
                 self.sent.append((name, readable(message)))
             try:

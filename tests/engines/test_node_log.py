@@ -7,10 +7,14 @@ import logging
 import re
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[flower]'")
 
 from equipoise.engines.flower.apps import node_app, node_log
+from equipoise.engines.flower.apps.node_app import name_moment
+from equipoise.engines.flower.transport.messages import MessageContent
+from equipoise.engines.flower.transport.messenger import ClientRequest, name_group
 
 
 @pytest.fixture
@@ -30,7 +34,7 @@ def flower_log(monkeypatch):
         logging.getLogger(name).filters = before
 
 
-def ask(logger: logging.Logger, action: str, index: int) -> None:
+def ask(logger: logging.Logger, action: str, index: int | str) -> None:
     """What Flower's SuperNode logs for a message and its answer."""
     logger.info("")
     logger.info("[RUN %s, ROUND %s]", 88, str(index))
@@ -54,6 +58,21 @@ def test_two_lines_tell_of_a_message(flower_log):
         "Run 88: asked who it is.", "Run 88: done after _ s.",
         "Run 88, round 3: asked for its update.", "Run 88, round 3: done after _ s.",
     ]  # fmt: skip
+
+
+def test_the_sums_of_an_evaluation_are_not_called_a_round(flower_log):
+    """After round 6 the shared model is evaluated: its sums were called those of round 7."""
+    logger, written = flower_log
+    request = ClientRequest({}, {"sum.scores test": torch.zeros(1)})
+    ask(logger, "train.keys", name_group("train.keys", request, 6))
+    ask(logger, "train.keys", name_group("train.keys", ClientRequest({}, {"sum.update": torch.zeros(1)}), 6))
+    asked = [line.split(" ", 1)[1] for line in written.getvalue().splitlines() if "asked" in line]
+    assert asked == [
+        "Run 88, evaluation after round 6: asked for its keys in a secure sum.",
+        "Run 88, round 7: asked for its keys in a secure sum.",
+    ]
+    assert name_moment(MessageContent(6, "", arrays={"sum.scores test": None})) == "the evaluation after round 6"
+    assert name_moment(MessageContent(6, "", arrays={"sum.update": None})) == "round 7"
 
 
 def test_faults_and_unknown_lines_are_told_with_their_level(flower_log):

@@ -133,8 +133,12 @@ def test_releases_beyond_the_epsilon_that_the_owner_allows(tmp_path):
 
 def test_rounds_beyond_the_last_are_refused():
     run(SECURE, NodePolicy(rounds=2), rounds=2)
-    with pytest.raises(eq.errors.EquipoiseError, match="PolicyRefusal"):
+    with pytest.raises(eq.errors.EquipoiseError, match="PolicyRefusal") as failure:
         run(SECURE, NodePolicy(rounds=2), rounds=3)
+    said = str(failure.value)
+    assert said.count("its own log says why") == 1  # once, and not for each of four sites
+    assert "It is not tried again" in said
+    assert "; try again" not in said
     with pytest.raises(eq.errors.EquipoiseError, match="PolicyRefusal"):
         run(eq.Algorithm(), NodePolicy(only_sums=False, rounds=2), rounds=3)
 
@@ -158,6 +162,45 @@ def test_more_evaluations_than_the_owner_allows(algorithm, tmp_path):
     ledger = NodeLedger(tmp_path / "other", "client-0").ledger
     made = {entry.round for entry in ledger if "scores" in entry.purpose or "evaluation" in entry.purpose}
     assert len(made) == 3  # no more have left the node
+
+
+@pytest.mark.parametrize("algorithm", [SECURE, eq.Algorithm()], ids=["sums", "plain"])
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+def test_a_run_that_goes_on_counts_its_evaluations_and_asks_for_policies_anew(algorithm, tmp_path):
+    """Eight rounds, an evaluation after 3, 6 and 8. A ninth round has a fourth: the owners must allow it."""
+    limits = {"only_sums": algorithm is SECURE, "evaluations": 3}
+    more = {"evaluate_every": 3, "keep": tmp_path / "nodes", "folder": str(tmp_path / "run"), "clients": 4}
+    run(algorithm, NodePolicy(minimum_crowd=2, **limits), rounds=8, **more)
+    with pytest.raises(eq.errors.IncompatibleParts, match=r"4 evaluations, 3 of them made, and the policies of .*the least 3"):
+        run(algorithm, NodePolicy(minimum_crowd=2, **limits), rounds=9, **more)
+    limits["evaluations"] = 4
+    found, _ = run(algorithm, NodePolicy(minimum_crowd=3, **limits), rounds=9, **more)  # another crowd is no other data
+    assert found.history.points[-1].round == 9
+    ledger = NodeLedger(tmp_path / "nodes", "client-0").ledger
+    made = {entry.round for entry in ledger if "scores" in entry.purpose or "evaluation" in entry.purpose}
+    assert len(made) == 4
+
+
+def test_a_changed_policy_takes_effect_without_a_restart_of_the_node(tmp_path, caplog):
+    file, grid = tmp_path / "policy.toml", federation(DATA, softmax)
+    file.write_text("only_sums = false\n")
+    for app in grid.apps.values():
+        owned_app.OwnedApp(policy=read_policy(file), file=file).hold(app)
+
+    def again():
+        options = {"timeout": 30.0, "pause": 1.0, "retries": 0, "seed": 3, "clients_per_round": 4, "patience": 5.0}
+        run_app(server_app(eq.Algorithm(), model=softmax, rounds=1, **options), grid)
+
+    again()
+    file.write_text("only_sums = true\n")
+    with pytest.raises(eq.errors.IncompatibleParts, match="take part in secure sums only"):
+        again()
+    file.write_text("only_sums = fal")  # an editor at work: nothing is answered
+    with caplog.at_level("WARNING"), pytest.raises(eq.errors.EquipoiseError, match="ConfigError"):
+        again()
+    assert any("is no TOML" in record.getMessage() for record in caplog.records if record.name == "equipoise.node")
+    file.write_text("only_sums = false\n")
+    again()
 
 
 def test_an_evaluation_is_counted_once_however_often_it_is_asked_for(tmp_path):

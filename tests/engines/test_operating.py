@@ -351,6 +351,12 @@ def test_a_site_fetches_the_published_model_that_serves_it_best(tmp_path, monkey
     assert lines[-2].startswith("most frequent class for all: train error 0.")
     (warning,) = warn_of_trivial("long", {"test": (2.0, 0.93)}, {"most frequent class": {"train": 0.4, "test": 0.4}})
     assert "WARNING: on this node's test examples long has an error of 0.93. The most frequent class for all" in warning
+    (warning,) = warn_of_trivial(
+        "long", {"train": (2.0, 0.5), "test": (2.0, 0.3)}, {"most frequent class": {"train": 0.4875, "test": 0.4}}
+    )
+    assert (
+        "on this node's train examples long has an error of 0.5. The most frequent class for all examples has 0.4875" in warning
+    )
     assert not warn_of_trivial("long", {"test": (2.0, 0.3)}, {"most frequent class": {"train": 0.4, "test": 0.4}})
     publish([Path("runs/long")], Path("one"))
     assert "long is in alone" in fetch("one", kit, Path("alone"))[-1]  # the best of one is no praise

@@ -8,6 +8,7 @@ import pytest
 from fake_grid import federation, run_app
 
 import equipoise as eq
+from equipoise.cli.federation_commands import silent_superlink
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.apps.kept_data import KeptData
@@ -110,3 +111,11 @@ def test_silence_is_tried_again():
     app = server_app(eq.Algorithm(), model=softmax, rounds=1, clients=3, minimum=2, retries=1, pause=1.0, timeout=5.0)
     with pytest.raises(TooFewClients, match="tried 2 times"):
         run_app(app, grid)
+
+
+def test_a_superlink_that_has_died_is_told_in_words():
+    """Flower answers in JSON; `run` ended with it."""
+    said = silent_superlink('{"success": false, "error-message": "Connection refused.\\nSee the log."}', "")
+    assert said.startswith("The SuperLink does not say which runs there are: Connection refused. See the log. Is it running?")
+    assert "give `run` again" in said
+    assert silent_superlink("", "no flwr\n").startswith("The SuperLink does not say which runs there are: no flwr. Is it")

@@ -214,7 +214,7 @@ def run(
         try:
             return {str(each["run-id"]): str(each["status"]) for each in read_runs(done.stdout)}
         except (ValueError, KeyError, TypeError):
-            typer.echo(f"The SuperLink does not say which runs there are: {done.stdout[-500:]}{done.stderr[-500:]}", err=True)
+            typer.echo(silent_superlink(done.stdout, done.stderr), err=True)
             raise typer.Exit(2) from None
 
     before = listed()
@@ -225,6 +225,17 @@ def run(
     if not good:
         typer.echo(f"The run has not completed: {', '.join(new.values()) or 'it was not begun'}.", err=True)
     raise typer.Exit(0 if good else code or 1)
+
+
+def silent_superlink(out: str, error: str) -> str:
+    """What to say if the SuperLink does not list its runs. Flower answers in JSON, of which the message is shown."""
+    try:
+        said = str(json.loads(out)["error-message"])
+    except (ValueError, KeyError, TypeError):
+        said = f"{out[-500:]}{error[-500:]}"
+    said = " ".join(said.split()).rstrip(".")
+    cure = "Is it running? Start it (`equipoise flower superlink`), and give `run` again, which resumes the run."
+    return f"The SuperLink does not say which runs there are{f': {said}' if said else ''}. {cure}"
 
 
 @app.command()

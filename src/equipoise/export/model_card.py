@@ -11,6 +11,7 @@ import torch
 
 from equipoise.absent_clients import absent_words
 from equipoise.core.version import VERSION
+from equipoise.core.words import counted
 from equipoise.metrics import summarise, summarise_metric
 from equipoise.privacy.drowned_sums import drowning_words
 from equipoise.report.data.over_seeds import in_percent
@@ -33,17 +34,18 @@ def card(run: RunRecord, *, about: Mapping[str, Any] | None = None, groups: Grou
     `groups` are groups of clients whose figures are wanted beside those that the run itself knows. Under secure sums or
     differential privacy no single client is named.
     """
-    private = is_private(run)
+    private, absent = is_private(run), run.clients.not_evaluated
     rows = run.clients.where(run.judged_on)
     parts = client_groups(run, rows.benign, groups)
     splits = {split: figures(run.clients.where(split)) for split in dict.fromkeys(run.clients.split)}
+    known = {split: each["clients"] + len(absent.get(split, {})) for split, each in splits.items()}
     return {
         "format": FORMAT,
         "model": {"name": run.name, **(about or {})},
-        "data": {"name": run.data, "clients": {split: each["clients"] for split, each in splits.items()}},
+        "data": {"name": run.data, "clients": known},
         "method": {
             "algorithm": repr(run.algorithm), "rounds": run.rounds, "clients_per_round": run.clients_per_round,
-            "seed": run.seed,
+            "seed": run.seed, "took_part": participation_words(run),
         },
         "judged_on": run.judged_on,
         "error_is": "loss" if run.error_is_loss else "error",
@@ -58,6 +60,22 @@ def card(run: RunRecord, *, about: Mapping[str, Any] | None = None, groups: Grou
         "privacy": privacy_words(run, int((about or {}).get("parameters", 0))),
         "made_with": {"equipoise": VERSION, "torch": str(torch.__version__)},
     }  # fmt: skip
+
+
+def participation_words(run: RunRecord) -> str:
+    """In how many rounds of a federation nobody trained, and in how many clients were missing; empty if in none.
+
+    Under differential privacy who took part is for the operator alone.
+    """
+    rounds = run.history.rounds
+    if run.epsilon is not None or not any(report.missing or report.skipped for report in rounds):
+        return ""
+    idle = sum(report.trained == 0 for report in rounds)
+    missing = [len(report.missing) for report in rounds if report.missing and report.trained]
+    said = [f"Nobody trained in {idle} of {counted(len(rounds), 'round')}." * (idle > 0)]
+    if missing:
+        said.append(f"In {counted(len(missing), 'round')} clients were missing, {max(missing)} at most.")
+    return " ".join(filter(None, said))
 
 
 def is_private(run: RunRecord) -> bool:
@@ -76,7 +94,8 @@ def figures(rows: ClientTable) -> dict[str, Any]:
     }  # fmt: skip
     for name, values in rows.served_metrics.items():
         found[f"mean_{name}"] = summarise_metric(values, rows.size, weights).mean
-    known = {name: value if math.isfinite(value) else None for name, value in found.items()}
+    known: dict[str, Any] = {name: value if math.isfinite(value) else None for name, value in found.items()}
+    known["mean_over"] = "clients" if weights is None else "examples"
     if in_mean is None:
         return {"clients": len(rows)} | known
     return {"clients": in_mean} | {name: value if name.startswith("mean") else None for name, value in known.items()}
@@ -212,12 +231,16 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield f"`{method['algorithm'].replace('`', '')}`"
     yield ""
-    yield f"{method['rounds']} rounds of {method['clients_per_round']} clients, seed {method['seed']}."
+    more = f" {method['took_part']}" if method.get("took_part") else ""
+    yield f"{method['rounds']} rounds of {method['clients_per_round']} clients, seed {method['seed']}.{more}"
     yield ""
     yield "## How clients fare"
     yield ""
     yield from table({f"{split} clients": row for split, row in content["metrics"].items()})
     yield ""
+    if len({row.get("mean_over") for row in content["metrics"].values()}) > 1:
+        yield "Figures of train clients are over examples: a client counts by its number of them. Elsewhere each counts once."
+        yield ""
     if content.get("not_evaluated_words"):
         yield escaped(content["not_evaluated_words"])
         yield ""

@@ -14,6 +14,7 @@ from equipoise.metrics import mean
 from equipoise.observers import Evaluation
 from equipoise.report.text.phrases import untrained_words
 from equipoise.result import Result
+from equipoise.runs.crowded_tail import crowded_tail
 from equipoise.runs.input_scales import cause_of_divergence, unscaled_inputs
 from equipoise.runs.setup import Setting
 from equipoise.types import RoundReport
@@ -36,6 +37,7 @@ def notices(setting: Setting, result: Result, who: str = "the run") -> Iterator[
     yield from divergence(setting, result, who)
     yield from idle_rounds(result)
     yield from rejected_updates(result.history.rounds)
+    yield from crowded_tail(setting.algorithm, result.history.rounds)
     if result.personal is not None and not result.clients.where(result.judged_on).has_own:
         untrained = untrained_words({result.name: [result]})
         yield (

@@ -139,6 +139,8 @@ class RoundReport:
     failed_tries: tuple[str, ...] = ()  # over a network: why the round was tried again, each time
     clock: float | None = None  # simulated time at the end, where clients come and go (FedBuff)
     arrivals: tuple[tuple[str, float, int], ...] = ()  # there: who came back, how long its work took, and its staleness
+    skipped: str = ""  # over a network: why the round was skipped, and left the model as it was
+    tail_share: float | None = None  # of the cohort's clients, those in the tail, where bins of losses find it (as they say)
 
     def __post_init__(self) -> None:
         if type(self.rejected) is not tuple or self.bytes_by_client or self.arrivals:  # lists where they were read from a file

@@ -196,7 +196,7 @@ class FlowerEngine(Engine):
             except TooFewClients as failure:
                 self.tries.append(str(failure))
                 if self.refused_for_good:
-                    text = f"{failure} It is not tried again: policies do not change by themselves."
+                    text = f"{str(failure).rstrip('.')}. It is not tried again: policies do not change by themselves."
                     raise TooFewClients(text) from failure
                 if number == self.patience.retries:
                     tried = f"It was tried {number + 1} times." if number else ""

@@ -404,7 +404,11 @@ def run_client_app(
         if not over.acquire(blocking=False):
             return  # the answer is on its way
         action, index = message.metadata.message_type, message.metadata.group_id
-        of_round = f" of round {int(index) + 1}" if index.isdecimal() and action.startswith("train") else ""
+        of_round = (
+            f" of round {int(index) + 1}"
+            if index.isdecimal() and action.startswith("train")
+            else f" of the {index}" * index.startswith("evaluation")
+        )
         log.warning("%s%s took too long, and was ended.", action, of_round)
         try:
             error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, DEADLINE)

@@ -122,6 +122,9 @@ def network_section(study: Study) -> Iterator[str]:
             texts = (node, _bytes_text(sent[node]), _bytes_text(received[node]), str(failed[node]), reason.get(node, ""))
             yield "<tr><th></th>" + "".join(f"<td>{escape(text)}</td>" for text in texts) + "</tr>"
     yield "</tbody></table></div>"
+    for method, run in federated:
+        if skipped := skipped_words(run):
+            yield f'<p class="note skipped">{escape(f"{method.name}, seed {run.seed}: {skipped}")}</p>'
     if any(run.epsilon is not None for _, run in federated):
         yield '<p class="note" id="operator">Of a run with differential privacy, what each node sent and when it failed is not '
         yield "shown: that would tell who took part. Its operator finds it in <code>rounds.jsonl</code> of the run folder.</p>"
@@ -131,6 +134,16 @@ def network_section(study: Study) -> Iterator[str]:
 def _has_traffic(run: RunRecord) -> bool:
     """Whether clients were on other machines."""
     return any(report.bytes_sent or report.missing for report in run.history.rounds)
+
+
+def skipped_words(run: RunRecord) -> str:
+    """Which rounds of a federation were skipped, and why; empty if none was."""
+    reasons: dict[str, list[str]] = {}
+    for report in run.history.rounds:
+        if report.skipped:
+            reasons.setdefault(report.skipped, []).append(str(report.round + 1))
+    listed = (f"round{'s' * (len(rounds) > 1)} {', '.join(rounds)} ({why})" for why, rounds in reasons.items())
+    return f"skipped, so that the model stayed as it was: {'; '.join(listed)}." if reasons else ""
 
 
 def _by_node(run: RunRecord) -> tuple[Counter[str], Counter[str], Counter[str], dict[str, str]]:

@@ -29,7 +29,7 @@ from equipoise.engines.flower.apps.model_source import digest_frozen, digest_lay
 from equipoise.engines.flower.apps.node_keys import KNOWN_NODES, RETIRED, KnownNodes, read_node_names
 from equipoise.engines.flower.apps.run_control import RunControl, give_order, read_order
 from equipoise.engines.flower.apps.run_secret import batch_seed, open_secret, public_seed
-from equipoise.engines.flower.apps.run_status import RunStatus, moment
+from equipoise.engines.flower.apps.run_status import RunStatus, moment, read_events
 from equipoise.engines.flower.apps.welcome import MoreClients, Welcome, gather
 from equipoise.engines.flower.flower_engine import Federation, Patience
 from equipoise.engines.flower.secure.crowds import check_crowd
@@ -48,6 +48,7 @@ from equipoise.privacy.drowned_sums import drowning_words
 from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.result import Result
 from equipoise.runs.checkpoint import Checkpoints, read_checkpoint
+from equipoise.runs.crowded_tail import SEVERAL, crowded_tail
 from equipoise.runs.setup import Setting, set_up
 from equipoise.train import train
 from equipoise.types import Observer, RoundReport
@@ -107,17 +108,18 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
             welcome.settle(members)
             soon = min(plan.timeout, plan.patience)
             gather(welcome, welcome.awaited, patience=plan.patience, enough=plan.minimum, soon=soon, tell=status.wait_for)
+            members = dict(welcome.members)  # with what their policies say now
         else:
             enough = plan.begin_with or plan.awaited
             gather(welcome, plan.awaited, patience=plan.patience, enough=enough, tell=status.wait_for)
             members = dict(welcome.members)
         control = RunControl(folder, status.say)
         patience = Patience(float(plan.timeout), plan.minimum, plan.retries, float(plan.pause), float(plan.longest))
-        begun = known is not None
+        begun, told = known is not None, False  # whether the run has a roster, and whether its log says what is visible
         while True:
             refuse_silent(members, plan.algorithm, signed=plan.signed)
             refuse_unmeasured(members, plan.metrics)
-            refuse_many_evaluations(members, plan)
+            refuse_many_evaluations(members, plan, evaluated_rounds(place))
             data = make_stand_in(members.values(), plan.data)
             welcome.settle(members)
             welcome.admits = place is not None and admits_latecomers(plan.algorithm)
@@ -128,15 +130,15 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
             if said := check_crowd(federation, plan.algorithm, federated.clients_per_round):
                 log.warning("%s", said)
                 status.event("warning", text=said)
-            if not begun and plan.algorithm.traits.privacy.sums_alone:
+            if not told and plan.algorithm.traits.privacy.sums_alone:
                 log.info("Only sums are visible to this server: no single client's loss, update or score.")
-            if not begun and (said := federated.drowned()):
+            if not told and (said := federated.drowned()):
                 log.warning("%s", said)
                 status.event("warning", text=said)
             status.settle(members, messenger)
             if place is not None and not begun:
                 write_atomically(place.path / ROSTER, write_roster(members, run).encode())
-            begun = True
+            begun = told = True
             try:
                 result = federated.train() if place is None else run_federated(federated, place)
             except MoreClients as more:
@@ -269,15 +271,29 @@ def refuse_unmeasured(members: Mapping[str, Member], metrics: Mapping[str, Any] 
             )
 
 
-def refuse_many_evaluations(members: Mapping[str, Member], plan: ServerPlan) -> None:
-    """Refuse to begin a run with more evaluations than the policy of some node allows: it would stop on its way."""
-    every = plan.evaluate_every or (1 if plan.stop is not None else None)
-    planned = 1 + (max(0, plan.rounds - 1) // every if every is not None else 0)
+def evaluated_rounds(place: RunFolder | None) -> tuple[int, set[int]]:
+    """How many rounds a run has behind it, and after which of them it was evaluated: nodes have counted these."""
+    if place is None or not place.checkpoint.exists():
+        return 0, set()
+    run = read_checkpoint(place.checkpoint).runs[0]
+    told = {int(event["after_round"]) for event in read_events(place.path) if event.get("event") == "evaluation"}
+    return run.state.round, told | {point.round for point in run.history.points}  # which lack that at the end of a run
+
+
+def refuse_many_evaluations(members: Mapping[str, Member], plan: ServerPlan, behind: tuple[int, set[int]]) -> None:
+    """Refuse to begin a run with more evaluations than the policy of some node allows: it would stop on its way.
+
+    Those that the run has `behind` it count: after the end of a run that is extended there was one.
+    """
+    every = plan.evaluate_every or (1 if plan.stop is not None else plan.rounds)
+    done, made = behind
+    planned = len(made | {after for after in (*range(every, plan.rounds, every), plan.rounds) if after > done})
     limits = {client: member.evaluations for client, member in members.items() if member.evaluates and member.evaluations}
     if strict := [client for client, most in limits.items() if most < planned]:
         least = min(limits[client] for client in strict)
         raise IncompatibleParts(
-            f"The run has {planned} evaluations, and the policies of {', '.join(strict[:5])} allow fewer, the least {least}.",
+            f"The run has {planned} evaluations{f', {len(made)} of them made' if made else ''}, and the policies of "
+            f"{', '.join(strict[:5])} allow fewer, the least {least}.",
             "Raise evaluate-every, or ask the owners to raise `evaluations` in policy.toml.",
         )
 
@@ -369,6 +385,8 @@ class LogRounds(Observer):
 
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
+        self._rounds: list[RoundReport] = []  # of which nothing was said yet
+        self._told = False  # that the tail holds too many
 
     def trained(self, report: RoundReport) -> int:
         """How many clients have trained: under differential privacy a report counts those that were asked."""
@@ -380,9 +398,12 @@ class LogRounds(Observer):
         """Log the round, and a warning for each client that it went on without; losses that nobody knows are left out."""
         known = {"loss": report.loss, "worst 10 %": report.tail_loss}
         losses = [f"{name} {value:.4f}" for name, value in known.items() if not math.isnan(value)]
-        text = f"Round {report.round + 1}: {', '.join([*losses, f'{self.trained(report)} trained'])}"
+        tail = [] if report.tail_share is None else [f"{100 * report.tail_share:.0f} % in the tail"]
+        text = f"Round {report.round + 1}: {', '.join([*losses, *tail, f'{self.trained(report)} trained'])}"
         text += f", {report.bytes_sent / 1e3:.1f} kB out, {report.bytes_received / 1e3:.1f} kB in"
         log.info("%s %s", moment(), text)
+        if report.skipped:
+            log.warning("Round %d is skipped, and leaves the model as it is: %s.", report.round + 1, report.skipped)
         for why in report.failed_tries:
             log.warning("Round %d was tried again: %s", report.round + 1, why)
         for client in report.rejected:
@@ -390,6 +411,10 @@ class LogRounds(Observer):
         for client, why in report.missing.items():
             if why != RETIRED:  # of which the log has told
                 log.warning("Round %d goes on without %s, who %s.", report.round + 1, client, why)
+        self._rounds = [*self._rounds, report][-SEVERAL:]
+        for text in () if self._told else crowded_tail(self.algorithm, self._rounds):
+            self._told = True
+            log.warning("%s", text)
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """Log who is not in the figures of an evaluation: its means do not compare with those over other clients."""

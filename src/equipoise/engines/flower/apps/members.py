@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ MOST_METRICS = 100
 MOST_EXAMPLES = 1_000_000  # of a split, by default: they set a client's weight, and nobody can check them
 MOST_CLASSES = 1_000_000
 LONGEST_VERSION = 40  # characters
+OF_POLICY = ("only_sums", "minimum_crowd", "evaluates", "evaluations")  # what an introduction says of the owner's policy
 OTHER_APP = (
     "Its app is not that of this run: send it the folder app/ (`equipoise flower site NAME`) and have its node restarted"
 )
@@ -61,6 +62,7 @@ class Member:
     mark: str = ""  # that only this node knows: the same in all its introductions
     versions: dict[str, str] = field(default_factory=dict)  # of Equipoise, torch and Python on the node
     compact: bool = False  # whether it reads small tensors inside a call
+    at_start: dict[str, Any] = field(default_factory=dict)  # of its policy when the run began, where the owner has changed it
 
     @classmethod
     def read(cls, content: MessageContent, task: Task, most_examples: int) -> Member:
@@ -117,9 +119,14 @@ class Member:
 
     @property
     def marks(self) -> dict[str, Any]:
-        """What a run must find again to go on; metrics, keys, versions and the most evaluations may change meanwhile."""
-        changing = ("evaluations", "metrics", "key", "mark", "versions", "compact")
-        return {key: value for key, value in asdict(self).items() if key not in changing}
+        """What a run must find again to go on; metrics, keys, versions and the owner's policy may change meanwhile."""
+        changing = ("evaluations", "metrics", "key", "mark", "versions", "compact", "at_start")
+        return {key: value for key, value in (asdict(self) | self.at_start).items() if key not in changing}
+
+    def with_policy_of(self, now: Member) -> Member:
+        """The client with what its policy says now: its owner may have changed it since the run began."""
+        before, after = ({name: getattr(member, name) for name in OF_POLICY} for member in (self, now))
+        return self if before == after else replace(self, **after, at_start=before | self.at_start)
 
     def has_same_data(self, now: Member) -> bool:
         """Whether the data are those of another introduction. Version 0.1 had an unkeyed hash, which is not compared."""

@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -20,6 +21,7 @@ from equipoise.engines.flower.apps.node_policy import NodePolicy
 from equipoise.engines.flower.apps.node_session import Handler, NodeSession, NodeSetup
 from equipoise.engines.flower.personal import node_models
 from equipoise.engines.flower.secure import secure_node
+from equipoise.engines.flower.secure.sum_terms import SCORES
 from equipoise.engines.flower.transport.messages import MessageContent, compacted, read_message, write_message
 from equipoise.errors import EquipoiseError
 
@@ -33,10 +35,14 @@ class NodeApp(ClientApp):
 
     setup: NodeSetup
 
-    def own(self, policy: NodePolicy | None) -> None:
-        """Make the node its owner's: its policy counts besides the app's, and the server's run configuration does not."""
+    def own(self, policy: NodePolicy | None, file: Path | None = None) -> None:
+        """Make the node its owner's: its policy counts besides the app's, and the server's run configuration does not.
+
+        A policy that is in a `file` is read anew for each request: what the owner changes takes effect at once.
+        """
         self.setup.owned = True
         if policy is not None:
+            self.setup.app_policy, self.setup.owners_file = self.setup.policy, file
             self.setup.policy = self.setup.policy.stricter(policy)
 
 
@@ -57,12 +63,13 @@ def answer_by(handler: Handler, setup: NodeSetup, *, at_once: bool = False) -> C
         began, request, action = time.monotonic(), MessageContent(-1, ""), message.metadata.message_type
         try:
             request = read_message(message.content)
+            setup.read_policy_anew()
             session = NodeSession(setup, context, request)
             values, tensors = handler(session)
             mark = session.data_mark if action != "query.left_out" else ""  # to which the answer says nothing at all
         except Exception as failure:
             unforeseen = failure if not isinstance(failure, EquipoiseError) else None
-            asked = ASKED.get(action, action) + f" in round {request.round + 1}" * action.startswith("train")
+            asked = ASKED.get(action, action) + f" in {name_moment(request)}" * action.startswith("train")
             text = f"{type(failure).__name__}: {failure}".rstrip(".") + f".{MEND * (action == 'query.hello')}"
             text += keep_traceback(unforeseen)
             log.warning("Refused, when asked %s: %s", asked, text)
@@ -74,6 +81,12 @@ def answer_by(handler: Handler, setup: NodeSetup, *, at_once: bool = False) -> C
         return reply
 
     return answer
+
+
+def name_moment(request: MessageContent) -> str:
+    """The round that a request is of, or the evaluation that its secure sums are of."""
+    of_scores = any(name.startswith(f"sum.{SCORES}") for name in request.arrays)
+    return f"the evaluation after round {request.round}" if of_scores else f"round {request.round + 1}"
 
 
 def time_to_wait(taken: float, step: float) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
 import traceback
@@ -30,6 +31,7 @@ ASKED = {  # what the node is asked, by the kind of message
     "evaluate.own": "for the scores of its own model",
 }
 # Lines of Flower's SuperNode, as it hands them to its log, and what is said in their place; None: nothing.
+EVALUATION = re.compile(r"evaluation after round \d+$")  # the group of its secure sums; that of a round is its index
 RUN_AND_ROUND, RECEIVING, SENT = "[RUN %s, ROUND %s]", "Receiving: %s message (ID: %s)", "Sent successfully"
 IN_PLACE = {
     "": None,
@@ -59,7 +61,7 @@ class PlainWords(logging.Filter):
         given = record.args if isinstance(record.args, tuple) else ()
         if record.msg == RUN_AND_ROUND:
             self.run, index = f"Run {given[0]}", str(given[1])
-            self.round = f", round {int(index) + 1}" if index.isdecimal() else ""  # Flower is told the index
+            self.round = f", round {int(index) + 1}" if index.isdecimal() else f", {index}" * bool(EVALUATION.match(index))
             return False
         if record.msg == RECEIVING:
             action = str(given[0])

@@ -22,7 +22,7 @@ from equipoise.core.task_trial import try_task
 from equipoise.engines.flower.apps.model_source import ModelSource, make_model
 from equipoise.engines.flower.apps.node_data import NodeData, read_node_data
 from equipoise.engines.flower.apps.node_ledger import NodeLedger
-from equipoise.engines.flower.apps.node_policy import NodePolicy, PolicyRefusal
+from equipoise.engines.flower.apps.node_policy import NodePolicy, PolicyRefusal, read_policy
 from equipoise.engines.flower.personal.kept_rows import OF_SOLVER, KeptRows
 from equipoise.engines.flower.secure.identities import Identity
 from equipoise.engines.flower.transport.messages import FLOATS, BadMessage, MessageContent
@@ -48,11 +48,18 @@ class NodeSetup:
     policy: NodePolicy  # what the node refuses whatever the server asks
     folder: Path | None  # where the client's own model is kept
     owned: bool = False  # the owner has named app and policy on the command line of the node
+    owners_file: Path | None = None  # of the policy that counts besides the app's, and is read anew for each request
+    app_policy: NodePolicy | None = None  # that of the app alone, where there is such a file
     metrics: ClientMetrics = field(default_factory=ClientMetrics)
     loaded: dict[int, NodeData] = field(default_factory=dict)  # by Flower's node id
     ledgers: dict[str, NodeLedger] = field(default_factory=dict)  # by client
     models: dict[int, nn.Module] = field(default_factory=dict)  # by seed
     started: dict[tuple[int, int, int], PersonalContext] = field(default_factory=dict)  # by node id, seed and classes
+
+    def read_policy_anew(self) -> None:
+        """What the owner's file says now. One that cannot be read raises ConfigError: then nothing is answered."""
+        if self.owners_file is not None and self.app_policy is not None:
+            self.policy = self.app_policy.stricter(read_policy(self.owners_file))
 
     def data(self, context: Context) -> NodeData:
         """The node's examples, loaded once in a process."""

@@ -33,6 +33,7 @@ class OwnedApp:
     installed: ClientApp | None = None
     pinned: str | None = None
     policy: NodePolicy | None = None
+    file: Path | None = None  # of the policy
 
     @classmethod
     def choose(cls, app: str | None, pinned: str | None, policy: Path | None) -> OwnedApp:
@@ -50,7 +51,7 @@ class OwnedApp:
         if rules is not None:
             rules.read_identity()  # or the first message would find that the key cannot be read
         installed = load_installed(app) if app is not None else None
-        choice = cls(installed, pinned, rules)
+        choice = cls(installed, pinned, rules, policy.resolve() if policy is not None else None)
         if installed is not None:
             choice.hold(installed)
         return choice
@@ -58,7 +59,7 @@ class OwnedApp:
     def hold(self, app: ClientApp) -> ClientApp:
         """The app, held to the policy; one that cannot be held to it is refused."""
         if isinstance(app, NodeApp):
-            app.own(self.policy)
+            app.own(self.policy, self.file)
         elif self.policy is not None:
             raise ConfigError("A policy can hold only an app of equipoise.engines.flower.client_app, and this is another.")
         return app

@@ -40,6 +40,17 @@ def moment(seconds: float | None = None) -> str:
     return datetime.fromtimestamp(time.time() if seconds is None else seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """The events of a run's folder so far; lines that a full disk or a kill has cut are left out."""
+    events = []
+    for line in (folder / EVENTS).read_text(encoding="utf-8").splitlines() if (folder / EVENTS).exists() else ():
+        try:
+            events.append(json.loads(line))
+        except ValueError:
+            continue
+    return [event for event in events if isinstance(event, dict)]
+
+
 class RunStatus(Observer):
     """Writes status and events of a run. Without a folder it writes nothing, and logs all the same."""
 
@@ -171,8 +182,11 @@ class RunStatus(Observer):
         numbers |= {"clients_trained": self.count_trained(report), "clients_drawn": drawn}
         if self.open_scores and report.loss == report.loss and abs(report.loss) != float("inf"):
             numbers["loss"] = report.loss
-        tries = {"failed_tries": list(report.failed_tries)} if report.failed_tries else {}
-        self.event("round", **numbers, missing=missing, sent=report.bytes_sent, received=report.bytes_received, **tries)
+        if report.tail_share is not None:
+            numbers["tail_share"] = report.tail_share
+        told = {"failed_tries": list(report.failed_tries), "skipped": report.skipped}
+        told = {name: value for name, value in told.items() if value}
+        self.event("round", **numbers, missing=missing, sent=report.bytes_sent, received=report.bytes_received, **told)
         self.write()
 
     def on_evaluation(self, evaluation: Evaluation) -> None:

@@ -130,7 +130,7 @@ class Welcome:
             log.info("%s is back.", client)
         self.messenger.away.discard(client)
         self.messenger.wake(client)
-        self.members[client] = member if before is None or not self.begun else before
+        self.members[client] = member if before is None or not self.begun else before.with_policy_of(member)
         self.names.pin({client: member})
 
     def _note_late(self, node: int, member: Member) -> None:

@@ -192,15 +192,14 @@ def trivial_errors(app: NodeApp, kit: Kit) -> dict[str, dict[str, float]]:
 
 
 def warn_of_trivial(name: str, scores: dict[str, tuple[float, float]], trivial: dict[str, dict[str, float]]) -> list[str]:
-    """A warning if a model is no better on this node's data than one answer for all examples; test examples decide."""
-    for answer, errors in trivial.items():
-        split = next((each for each in ("test", "validation", "train") if each in scores and each in errors), None)
-        if split is not None and scores[split][1] >= errors[split]:
-            return [
-                f"WARNING: on this node's {split} examples {name} has an error of {scores[split][1]:.4g}. The {answer} for all "
-                f"examples has {errors[split]:.4g}. The model is of no use here: find out why before anyone relies on it."
-            ]
-    return []
+    """A warning for each split of this node's data on which a model is no better than one answer for all examples."""
+    return [
+        f"WARNING: on this node's {split} examples {name} has an error of {scores[split][1]:.4g}. The {answer} for all "
+        f"examples has {errors[split]:.4g}. The model is of no use there: find out why before anyone relies on it."
+        for answer, errors in trivial.items()
+        for split in ("test", "validation", "train")
+        if split in scores and split in errors and scores[split][1] >= errors[split]
+    ]
 
 
 def score(app: NodeApp, kit: Kit, content: bytes, name: str) -> dict[str, tuple[float, float]]:

@@ -132,7 +132,7 @@ class Checks:
         if unknown := next(unknown_parts(rules), None):
             return "fault", f"{self.kit.policy}: {unknown}"
         self.rules = rules
-        return "good", f"{self.kit.policy}: {show_policy(rules)}"
+        return "good", f"{self.kit.policy}: {show_policy(rules)}. A node that runs follows the file as it is now"
 
     def parts(self) -> tuple[str, str]:
         """Whether the policy allows the algorithm that is in the kit's app."""

@@ -66,7 +66,7 @@ class MaskedSums:
         self._alias = {client: client if signed else secrets.token_hex(8) for client in {*everyone, *clients}}
         self._client = {alias: client for client, alias in self._alias.items()}
         self._ready: dict[str, tuple[MaskingServer, dict[str, bytes]]] = {}
-        self._first = True
+        self._first, self._of_scores = True, False  # whether nothing was asked yet, and whether this is an evaluation
         self._setting = ""  # that demands as many clients as the sums have at least
 
     def __contains__(self, purpose: str) -> bool:
@@ -74,6 +74,7 @@ class MaskedSums:
 
     def prepare(self, sums: Sequence[PlannedSum], base: ClientRequest) -> None:
         """The exchange of keys and shares for these sums; the first of a round brings all clients what is in `base`."""
+        self._of_scores = all(planned.purpose.startswith(SCORES) for planned in sums)
         known = self.engine.identities
         servers = {planned.purpose: MaskingServer(self._terms(planned), known) for planned in sums}
         opening = {**base.values, "first": self._first}
@@ -179,7 +180,8 @@ class MaskedSums:
         return text
 
     def _too_few(self, why: str) -> TooFewClients:
-        return TooFewClients(f"Round {self.round + 1}: {why} {show_faults(self.engine.messenger.faults)}".strip())
+        when = f"Evaluation after round {self.round}" if self._of_scores else f"Round {self.round + 1}"
+        return TooFewClients(f"{when}: {why} {show_faults(self.engine.messenger.faults)}".strip())
 
 
 def make_common(requests: Mapping[str, ClientRequest]) -> dict[str, ClientRequest]:

@@ -27,7 +27,14 @@ from equipoise.errors import EquipoiseError, IncompatibleParts
 from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
 from equipoise.privacy.mechanism import SecureAggregation
 from equipoise.privacy.noise_plan import Grid, NoisePlan
-from equipoise.privacy.private_quantile import ENOUGH_NOISE, PrivateQuantile, quantile_of_sum, safe_modulus
+from equipoise.privacy.private_quantile import (
+    ENOUGH_NOISE,
+    PrivateQuantile,
+    bin_edges,
+    cumulative_counts,
+    quantile_of_sum,
+    safe_modulus,
+)
 from equipoise.privacy.protected import Protected, ProtectedSums
 from equipoise.privacy.release_book import ReleaseBook
 from equipoise.privacy.secure_aggregate import mean_of_sum, secure_row_length, tail_is_large_enough
@@ -41,6 +48,7 @@ if TYPE_CHECKING:
     from equipoise.round import Plan
 
 WIDE, COUNTS = 1 << 62, 1 << 32  # the modulus of sums of few numbers, and of counts
+SKIPPED = "a sum of this round was begun and lost, and is not asked for again: two such sums may tell one client's part"
 
 
 def mask_sums(engine: FlowerEngine, protection: Protected, algorithm: Algorithm) -> Protected:
@@ -78,6 +86,7 @@ class NetworkSecureSums:
         weights, unknown = cohort.weights * len(cohort), torch.tensor(float("nan"))
         update = PlannedSum("update", secure_row_length(self.engine.task) + self.lengths, self.privacy.modulus)
         if self.book.is_lost(cohort.round, ("histogram", "update")):
+            self.engine.round.reported["skipped"] = SKIPPED
             return RiskValue(unknown, torch.zeros_like(weights), state), 1.0
         if self.risk.client_form != "filter":
             self.round.begin(cohort, [update], self.engine.round.params if losses is not None else None)
@@ -98,7 +107,10 @@ class NetworkSecureSums:
         self.engine.round.reported["loss"] = histogram.mean(total)
         eta = histogram.edge(total, self.risk.tail)
         self.eta, self.kept = float(eta), histogram.kept(total, eta)
+        self.engine.round.reported["tail_share"] = self.kept / max(1, int(total.sum()))
         if not tail_is_large_enough(self.kept, self.privacy.fewest, cohort.round):
+            few = f"the tail has {self.kept} of at least {self.privacy.fewest} clients, and its sum would say too much of them"
+            self.engine.round.reported["skipped"] = few
             weights = torch.zeros_like(weights)
         return RiskValue(unknown, weights, state), 1.0
 
@@ -117,6 +129,7 @@ class NetworkSecureSums:
         except TooFewClients:
             if not self.book.begun(plan.cohort.round, "update"):
                 raise
+            self.engine.round.reported["skipped"] = SKIPPED
             return Combined(torch.zeros_like(state.params), None, state.aggregator, lost=True)  # it is not asked for again
         carried, numbers = mean_of_sum(total.double() * self.privacy.step, secure_row_length(task) - task.layout.dimension - 1)
         mass, values = float(numbers[-1]), numbers[: task.layout.dimension]
@@ -205,6 +218,10 @@ class NetworkPrivateSums:
         total = self._top_up(total, survivors, Fraction(sigma) ** 2, modulus, "quantile", cohort.round)
         known = None if self.noise.by_nodes else len(survivors)  # nobody knows how many coins showed heads
         eta = quantile_of_sum(total, self.risk.tail, bound=bound, bins=bins, scale=scale, clients=known)
+        below = cumulative_counts(total, bins=bins, scale=scale, clients=known)
+        place = int((bin_edges(bound, bins) >= eta).nonzero()[0])
+        share = 1 - float(below[place] / below[-1]) if below[-1] > 0 else 0.0  # as the noisy counts say: nothing else is known
+        self.engine.round.reported["tail_share"] = min(1.0, max(0.0, share))
         self._end(cohort.round, "quantile", float(eta), survivors)
         return eta
 
@@ -268,6 +285,7 @@ class NetworkPrivateSums:
             if not over and not self.noise.is_lost(index):
                 raise  # of the update nothing is out yet: the round may be tried again
             self._contributors = min(self._contributors, self.round.fewest)
+            self.engine.round.reported["skipped"] = SKIPPED
             return ended(torch.zeros_like(params), lost=True)  # it is out, or may be: it is paid for, and not asked for again
         self._end(index, "update", None, survivors)
         total = self._top_up(total, survivors, variance, grid.modulus, "update", index)

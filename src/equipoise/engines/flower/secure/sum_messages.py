@@ -69,7 +69,7 @@ class SumTooSmall(MaskingError):
     def __init__(self, step: str, have: int, need: int, clients: Iterable[str] = ()) -> None:
         self.step, self.have, self.need = step, have, need
         left = f"{have} client is" if have == 1 else f"{have} clients are"
-        super().__init__(f"{step}: {left} left, but {need} are needed. Nothing was summed; try again.", clients)
+        super().__init__(f"{step}: {left} left, but {need} are needed. Nothing was summed.", clients)
 
 
 class LostSecret(MaskingError):

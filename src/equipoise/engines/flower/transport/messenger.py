@@ -16,6 +16,7 @@ from torch import Tensor
 
 from equipoise.engines.flower.apps import left_out
 from equipoise.engines.flower.flower_internals import DEADLINE, IN_WORDS, OF_THE_APP, TOO_LATE, pull_replies
+from equipoise.engines.flower.secure.sum_terms import SCORES
 from equipoise.engines.flower.transport import messages
 from equipoise.engines.flower.transport.messages import BadMessage, MessageContent, shorten
 from equipoise.errors import EquipoiseError
@@ -27,6 +28,7 @@ _POLL = (0.02, 1.0)  # seconds between looks for replies: at first, and at last
 _LOOK_AROUND = 3.0  # seconds between looks at who is connected
 _PARTS = 5.0  # seconds that the parts of an announced reply may take, where nobody waits for the reply itself
 _FOR_OTHERS = 0.1  # of the time for answers, left for the others when the parts of one have not come
+EVALUATION_AFTER = "evaluation after round "  # how the group of the sums of an evaluation begins
 LONGEST_REST = 64  # timeouts that a silent client rests at most
 LONGEST_TYPE = 80  # characters of the name of an error's type
 BY_ITS_OWNER = {  # types of refusals that follow from a node's policy and the request, never from its data; in words
@@ -48,8 +50,22 @@ def efforts_of(cohort: Cohort) -> list[int | None]:
 
 
 def show_faults(faults: Mapping[str, str]) -> str:
-    """The first clients that failed, and why."""
-    return "; ".join(f"{client} {why}" for client, why in list(faults.items())[:5])
+    """The first clients that failed, and why; a reason of several is said once.
+
+    >>> show_faults({"a": "is not connected", "b": "was silent", "c": "is not connected"})
+    'a, c: each is not connected; b was silent'
+    """
+    clients: dict[str, list[str]] = {}
+    for client, why in list(faults.items())[:5]:
+        clients.setdefault(why, []).append(client)
+    return "; ".join(f"{named[0]} {why}" if len(named) == 1 else f"{', '.join(named)}: each {why}"
+                     for why, named in clients.items())  # fmt: skip
+
+
+def name_group(action: str, request: ClientRequest, round_index: int) -> str:
+    """What Flower is told that a message belongs to, which a node's log names: a round, or the sums of an evaluation."""
+    of_scores = action.startswith("train.") and any(name.startswith(f"sum.{SCORES}") for name in request.tensors)
+    return f"{EVALUATION_AFTER}{round_index}" if of_scores else str(round_index)
 
 
 def read_type(name: object) -> str:
@@ -208,7 +224,7 @@ class Messenger:
                 self.sent[names[node]] += messages.count_bytes(records)
             records = messages.compacted(records) if node in self.compact else records
             sent.append(SentMessage(node, token, round_index))
-            pushed.append(Message(records, node, action, ttl=ttl, group_id=str(round_index)))
+            pushed.append(Message(records, node, action, ttl=ttl, group_id=name_group(action, request, round_index)))
         ids = [*self.grid.push_messages(pushed), *[""] * len(pushed)]  # "", or none, for a message that was not sent
         for each, message_id in zip(sent, ids, strict=False):
             if not message_id:
