@@ -10,6 +10,7 @@ all other files: a run without it can be resumed.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import shlex
@@ -308,5 +309,7 @@ def _runs_of_study(path: Path) -> list[Path]:
 
 def _numbers(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields with NaN in place of JSON's null, except for fields that may be None."""
-    optional = ("risk", "epsilon", "clock")
+    from equipoise.types import RoundReport
+
+    optional = {each.name for each in dataclasses.fields(RoundReport) if "None" in str(each.type)}
     return {name: float("nan") if value is None and name not in optional else value for name, value in fields.items()}

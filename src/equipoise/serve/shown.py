@@ -14,6 +14,8 @@ from equipoise.serve.model_store import ModelStore
 from equipoise.serve.questions import Respondent
 from equipoise.serve.refusals import Gone
 
+WORDS = ("clients", "mean_over")  # of the figures of a run: what they are over
+
 
 class Shown:
     """A served folder."""
@@ -59,7 +61,7 @@ class Shown:
                     row["figures"] = self.tables.metrics(run)["members"][0]["error"]
                     percent = not self.tables.error_is_loss(run)
                     loss = loss or not percent
-                    row["shown"] = {key: written(value, percent) for key, value in row["figures"].items() if key != "clients"}
+                    row["shown"] = {key: written(value, percent) for key, value in row["figures"].items() if key not in WORDS}
             runs.append(row)
         ended = sum(row["status"] == "finished" for row in runs)
         return {"id": study, "noun": "loss" if loss else "error", "ended": ended, "runs": runs}
