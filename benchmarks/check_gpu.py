@@ -208,8 +208,9 @@ def recurrent_in_single(device: str) -> None:
     allowed = {"float32": 1e-4, "tf32": 2e-2, "bf16": 2e-1}
     data = texts()
     cohort = eq.sampling.Full()(3, torch.full((len(SIZES),), 0.1, dtype=torch.float64), clients_per_round=1, seed=5)
-    for layers, embedding, prox in ((1, None, 0.0), (2, 8, 0.1)):
-        options = {"vocabulary": 50, "hidden": 24, "layers": layers, "embedding": embedding}
+    # A layer of 32 units has programs of its own where products may be rough.
+    for layers, hidden, embedding, prox in ((1, 24, None, 0.0), (2, 24, 8, 0.1), (1, 32, None, 0.1)):
+        options = {"vocabulary": 50, "hidden": hidden, "layers": layers, "embedding": embedding}
         solver = eq.solvers.SGD(lr=0.5, batch_size=8, epochs=2, prox=prox)
         exact = Task.of(eq.models.CharGRU(**options).double())
         wanted = eq.engines.Loop().start(exact, data).updates(exact.read_model(), cohort, solver).update
@@ -217,11 +218,12 @@ def recurrent_in_single(device: str) -> None:
             task = Task.of(eq.models.CharGRU(**options))
             engine = eq.engines.Simulator(device=device, precision=precision).start(task, data)
             found = [engine.updates(task.read_model().to(device), cohort, solver).update.cpu() for _ in range(2)]
-            must_be_taken(engine, "step graphs", f"GRU of {layers} layers, {precision}")
+            path = "GRU programs" if hidden == 32 and precision != "float32" else "step graphs"
+            must_be_taken(engine, path, f"GRU of {layers} layers, {precision}")
             difference = float((found[0].double() - wanted).norm() / wanted.norm())
             if not torch.equal(*found) or difference > allowed[precision]:
                 raise SystemExit(f"GRU of {layers} layers, {precision}: off by {difference:.1e}, or other bits the second time")
-            print(f"GRU of {layers} layers, {precision}: differs by {difference:.1e}, the same bits twice")
+            print(f"GRU of {layers} layers of {hidden}, {precision}: differs by {difference:.1e}, the same bits twice")
 
 
 def in_single(device: str) -> None:

@@ -5,7 +5,7 @@
 A run of small clients leaves most of a GPU idle: it waits for one short kernel after another. So several processes, each with
 several threads, work on a list of jobs, the longest and the most wanted first. Processes of one GPU take turns, unless NVIDIA's
 multi-process service (MPS) can be started; threads of one process never do. Jobs whose results are there are left out, and a
-run that the time ends goes on from its checkpoint if the folder WORK still exists. OUT/tables.tar.gz has all results.
+run that the time ends goes on from its checkpoint. OUT/tables.tar.gz has all results and the checkpoints of unfinished runs.
 `--before benchmarks/stored/gpu_tables.tar.gz` takes the results of 17 and 18 November 2026 (docs/results/) as made.
 
     python benchmarks/gpu_tables.py --data DIR --out OUT --probe
@@ -87,8 +87,8 @@ def jobs() -> Iterator[Job]:
     yield from (Job(table, tuple(n for n in names if n != "FedProx"), five, "float32") for table, names in texts.items())
     yield from (Job(table, ("FedProx",), five, "float32") for table in texts)
     roles = [m.name for m in EXPERIMENTS["shakespeare-gru"].methods]
-    yield from (Job("shakespeare-gru", tuple(n for n in roles if n != "FedProx"), (seed,)) for seed in three)
-    yield from (Job("shakespeare-gru", ("FedProx",), (seed,)) for seed in three)
+    yield from (Job("shakespeare-gru", tuple(n for n in roles if n != "FedProx"), (seed,)) for seed in five)
+    yield from (Job("shakespeare-gru", ("FedProx",), (seed,)) for seed in five)
     yield from (Job(table, (name,), (seed,)) for name in SLOW for seed in three for table in PFLLIB)
     yield from (Job(table, (name,), (), kind="candidates") for table in PFLLIB for name in CHOSEN)
     yield from (Job(table, ("FedAvg", "Δ-FL 0.5"), three) for table in PFLLIB)
@@ -402,11 +402,12 @@ def drive(given: argparse.Namespace) -> int:
 
 
 def pack(given: argparse.Namespace) -> None:
-    """Results, curves of unfinished runs and logs as one file in OUT."""
+    """Results, curves and checkpoints of unfinished runs and logs as one file in OUT."""
     given.out.mkdir(parents=True, exist_ok=True)
     with tarfile.open(given.out / "tables.tar.gz", "w:gz") as packed:
         for path in sorted(given.work.rglob("*")):
-            if path.is_file() and path.suffix in (".json", ".jsonl", ".log", ".md") and path.stat().st_size < 4 * 2**20:
+            kept = path.is_file() and path.suffix in (".json", ".jsonl", ".log", ".md", ".ckpt")
+            if kept and path.stat().st_size < 4 * 2**20:
                 packed.add(path, path.relative_to(given.work))
     print(f"{given.out / 'tables.tar.gz'}: {(given.out / 'tables.tar.gz').stat().st_size / 2**20:.2f} MiB", flush=True)
 

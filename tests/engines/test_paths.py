@@ -29,6 +29,7 @@ NAMES = (
     "linear round graph",
     "compiled softmax",
     "example span",
+    "GRU programs",
     "step graphs",
     "linear blocks",
     "hand-written ConvNet",

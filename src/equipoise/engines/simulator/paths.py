@@ -8,6 +8,7 @@ from equipoise.engines.simulator.batched_steps import BatchedAutograd
 from equipoise.engines.simulator.convnet_path import HandWrittenConvNet
 from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmaxPath
 from equipoise.engines.simulator.cuda.client_streams import SideBySide, SideBySideChannelsLast
+from equipoise.engines.simulator.cuda.gru_clients import GruClients
 from equipoise.engines.simulator.cuda.linear_rounds import LinearRounds
 from equipoise.engines.simulator.cuda.step_graphs import StepGraphs
 from equipoise.engines.simulator.linear_blocks import LinearBlocks
@@ -20,6 +21,7 @@ PATHS: tuple[Callable[[Workplace], LocalPath], ...] = (
     LinearRounds,
     CompiledSoftmaxPath,
     ExampleSpan,
+    GruClients,
     StepGraphs,
     LinearBlocks,
     HandWrittenConvNet,

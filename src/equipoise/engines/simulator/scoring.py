@@ -17,6 +17,7 @@ from equipoise.engines.loop import stack_columns
 from equipoise.engines.measuring import measure_clients
 from equipoise.engines.simulator.convnet_path import logits_of_own_models, why_not_by_hand
 from equipoise.engines.simulator.cpu.convnet_gradients import convnet_scores, is_plain_convnet
+from equipoise.engines.simulator.cuda.gru_clients import GruShape, example_losses, why_not_on_device
 from equipoise.engines.simulator.linear_blocks import linear_losses, why_not_linear
 from equipoise.engines.simulator.local_work import Worker
 from equipoise.engines.simulator.precision import FULL, Precision
@@ -83,7 +84,9 @@ class Scoring:
             return measure_clients(self.task.outputs, params, clients, metrics, which, at_once)
 
     def can_batch(self, models: Tensor, clients: ClientSet, cohorts: Sequence[Tensor]) -> bool:
-        """Whether `means_each` is worth it: on a GPU, for little work, which takes its host longer than itself."""
+        """Whether `means_each` is worth it: on a GPU, by programs, or for work that takes its host longer than itself."""
+        if why_not_on_device(self.task, clients, self.precision) is None:
+            return True
         rows, inputs = max(int(clients.host_sizes[which].sum()) for which in cohorts), clients.features
         little = models.numel() * rows <= _WORTH_BATCHING and len(models) * rows * inputs <= _BATCHED_NUMBERS
         return self.device.type == "cuda" and self.models_together and little
@@ -94,6 +97,10 @@ class Scoring:
         sizes, ends = torch.cat(counts), torch.tensor([int(count.sum()) for count in counts]).cumsum(0)
         lengths = sizes.to(self.device, non_blocking=True)
         rows = _rows_of(clients, torch.cat(list(cohorts)), lengths, int(ends[-1]))
+        if why_not_on_device(self.task, clients, self.precision) is None:
+            totals = [int(count.sum()) for count in counts]
+            flat = example_losses(models, clients, rows, totals, GruShape.of(self.task)).double()
+            return self._means_of(flat, lengths, cohorts)
         padded = nn.utils.rnn.pad_sequence(list(rows.tensor_split(ends[:-1])), batch_first=True)  # (M, n)
         inside = [slice(0, int(count.sum())) for count in counts]
         self.task.scorer.eval()
@@ -105,6 +112,11 @@ class Scoring:
                 self.models_together = False
                 return None
         flat = torch.cat([losses[part] for losses, part in zip(each, inside, strict=True)])
+        return self._means_of(flat, lengths, cohorts)
+
+    @staticmethod
+    def _means_of(flat: Tensor, lengths: Tensor, cohorts: Sequence[Tensor]) -> list[Tensor]:
+        """The mean of each client's losses, (K,) for each cohort, from those of all their examples one after the other."""
         means = torch.segment_reduce(flat, "mean", lengths=lengths, unsafe=True).cpu()
         return list(torch.split(means, [len(which) for which in cohorts]))
 
