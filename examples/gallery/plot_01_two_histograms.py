@@ -2,9 +2,9 @@
 Who is left behind?
 ===================
 
-The mean error hides the clients that a model serves badly. Two histograms show these clients. The upper one is FedAvg.
-The lower one is training on the worse half of every cohort (Δ-FL, tail 0.5). Each bar counts clients that neither
-method has seen.
+The mean error hides the clients that a model serves badly. Two histograms show these clients. The upper histogram shows
+FedAvg. The lower histogram shows training on the worse half of every cohort (Δ-FL, tail 0.5). Each bar counts clients
+that took no part in training.
 """
 
 import matplotlib.pyplot as plt
@@ -22,7 +22,7 @@ errors = {
 
 # %%
 # Both histograms have the same bins and axes. In both, the dashed line is FedAvg's 90th percentile: under FedAvg, one
-# client in ten has a larger error. The grey outline in the lower histogram repeats FedAvg.
+# client in ten has a larger error. The grey outline in the lower histogram repeats the FedAvg histogram.
 
 bins = np.arange(0, 81, 4)
 first = errors["FedAvg"]

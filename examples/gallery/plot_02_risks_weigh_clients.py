@@ -1,6 +1,6 @@
 """
-How each risk weighs clients
-============================
+How each risk weights clients
+=============================
 
 A risk turns the losses of a cohort into weights. The mean gives all clients the same weight. The other risks give more
 weight to clients with large losses, each in its own way. The weights are the gradient of the risk's value.

@@ -1,10 +1,11 @@
 """
-A toy with a known answer
-=========================
+A toy example with a known answer
+=================================
 
 Three clients hold points around three means, and one model estimates a single point under squared loss. The mean risk
-ends at the centroid. The superquantile with tail 2/3 serves the two worst clients. For an acute triangle, its optimum
-is the circumcentre. For an obtuse triangle, it is the midpoint of the longest side. Training finds both.
+leads to the centroid. The superquantile with tail 2/3 minimises the mean loss of the two worst clients. For an acute
+triangle, its optimum is the circumcentre. For an obtuse triangle, it is the midpoint of the longest side. Training
+finds both.
 """
 
 import matplotlib.pyplot as plt

@@ -4,10 +4,10 @@ q-fair learning evens out losses
 
 The data of three clients are at 0, and the data of a fourth client are at 4. One shared number must serve all four
 under squared loss. FedAvg (q = 0) stays near the majority. A larger q moves the number towards the fourth client, until
-all losses are alike (q-FedAvg, chapter 4 of Li's thesis).
+all losses are similar (q-FedAvg, chapter 4 of Li's thesis).
 
-This toy has a known answer. With a trained classifier, q-fair learning does not always even out errors. On label-shift
-data (q = 5) and on digits, the spread of test errors grew, in single runs.
+This toy example has a known answer. With a trained classifier, q-fair learning does not always make errors more even.
+In single runs on label-shift data (q = 5) and on digits, the spread of test errors grew.
 """
 
 import matplotlib.pyplot as plt

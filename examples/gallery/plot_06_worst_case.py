@@ -3,7 +3,8 @@ AFL follows the worst mixture of clients
 ========================================
 
 Agnostic federated learning minimises the loss of the worst mixture of clients. Clients with a large loss gain weight
-from round to round, and the other clients lose weight. Here three of ten hospitals have a rare kind of patients.
+from round to round, and the other clients lose weight. In this example three of ten hospitals have patients of a rare
+type.
 """
 
 import matplotlib.pyplot as plt
@@ -25,7 +26,8 @@ fair = eq.train(model, data, eq.Algorithm(risk=risk, sampler=eq.sampling.Full())
 plain = eq.train(model, data, eq.Algorithm(sampler=eq.sampling.Full()), rounds=80, seed=0)
 
 # %%
-# The errors of the three hospitals fall, the others rise a little, and the largest error falls.
+# The errors of the three hospitals fall, and so does the largest error. The errors of the other hospitals rise a
+# little.
 
 places = np.arange(10)
 for shift, result, name in ((-0.2, plain, "FedAvg"), (0.2, fair, "AFL")):

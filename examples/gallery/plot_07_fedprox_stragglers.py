@@ -3,8 +3,9 @@ FedProx keeps the work of stragglers
 ====================================
 
 In each round nine of ten clients finish only a part of their epochs. FedAvg drops these clients. FedProx keeps their
-partial work. It also keeps local models near the shared one by a proximal term μ. The setting is Synthetic(1, 1) with
-30 clients, 10 per round, 20 epochs, as in Figure 3.1 of Li's thesis (there 200 rounds, here 60).
+partial work. A proximal term with strength μ also keeps local models near the shared model. The setting is Synthetic(1,
+1) with 30 clients, 10 per round, 20 epochs, as in Figure 3.1 of Li's thesis. The thesis has 200 rounds, and this
+example has 60.
 """
 
 import matplotlib.pyplot as plt

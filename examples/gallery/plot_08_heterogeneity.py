@@ -2,9 +2,9 @@
 The more clients differ, the more the proximal term helps
 =========================================================
 
-The three data sets have identical clients, Synthetic(0, 0) and Synthetic(1, 1). Local work is long (20 epochs), so
-clients drift apart. The proximal term μ = 1 stabilises training if clients differ. If clients are identical, it only
-slows training down (Figure 3.2 of Li's thesis; there 200 rounds, here 40).
+There are three data sets: identical clients, Synthetic(0, 0) and Synthetic(1, 1). Local work is long (20 epochs), so
+the clients' models drift apart. The proximal term μ = 1 stabilises training if clients differ. If clients are
+identical, it only slows training down (Figure 3.2 of Li's thesis, with 40 rounds instead of 200).
 """
 
 import matplotlib.pyplot as plt

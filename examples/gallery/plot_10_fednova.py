@@ -1,9 +1,10 @@
 """
-FedNova counts unequal work fairly
-==================================
+FedNova corrects for unequal work
+=================================
 
-Clients with more examples take more local steps and pull the mean towards themselves. FedNova normalises every update by
-the number of steps behind it. On mean estimation the right answer is known: the weighted mean of the clients' means.
+Clients with more examples take more local steps, so the averaged model ends nearer to their optima. FedNova divides
+every update by its number of steps. For mean estimation the right answer is known: the weighted mean of the clients'
+means.
 """
 
 import matplotlib.pyplot as plt

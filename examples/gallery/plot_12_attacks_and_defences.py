@@ -3,8 +3,9 @@ Attacks against defences
 ========================
 
 A fifth of the clients run one of four attacks. The server combines updates in one of four ways. The number in a cell is
-the mean test error over benign clients. Scaled updates (model replacement) break the plain mean. Centred clipping holds
-against all four attacks. A median raises the error even without an attack, because it mistrusts unusual honest clients.
+the mean test error over benign clients. Scaled updates (model replacement) break the plain mean. Centred clipping
+resists all four attacks. A median raises the error even without an attack, because it treats unusual honest clients as
+attackers.
 """
 
 import matplotlib.pyplot as plt
@@ -35,7 +36,7 @@ for j, attack in enumerate(attacks.values()):
         errors[i, j] = 100 * float(result.clients.benign.where("test").error.mean())
 
 # %%
-# Dark cells are runs that the attack broke.
+# Dark cells are runs in which the attack succeeded.
 
 plt.imshow(errors, cmap="OrRd", vmin=0, vmax=90, aspect="auto")
 for (i, j), value in np.ndenumerate(errors):

@@ -1,9 +1,9 @@
 """
-How many attackers does an aggregator survive?
-==============================================
+How many attackers does an aggregator resist?
+=============================================
 
-Attackers send the negative of their update, ten times as large. A mean breaks at once. A trimmed mean holds up to its
-trimmed fraction, and a median up to one half.
+Attackers send the negative of their update, ten times as large. A mean fails with the first attacker. A trimmed mean
+resists attackers up to its trimmed fraction, and a median resists them up to one half.
 """
 
 import matplotlib.pyplot as plt

@@ -2,9 +2,9 @@
 Ditto's best strength is known here
 ===================================
 
-Every client estimates its own number from a few noisy samples. Ditto pulls personal estimates towards the shared one
-with strength λ. The best λ has a closed form (Li's thesis, 5.4.3). Adversaries make the best λ smaller, so each client
-relies less on the shared estimate.
+Every client estimates its own number from a few noisy samples. Ditto pulls personal estimates towards the shared
+estimate with strength λ. The best λ has a closed form (Li's thesis, 5.4.3). Adversaries make the best λ smaller, so
+each client relies less on the shared estimate.
 """
 
 import matplotlib.pyplot as plt

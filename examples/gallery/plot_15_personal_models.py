@@ -2,7 +2,7 @@
 A model of its own for every client
 ===================================
 
-Every client holds two classes. One shared model must tell ten classes apart, and serves many clients badly. Personal
+Every client holds two classes. One shared model must distinguish ten classes, and serves many clients badly. Personal
 models do better. They are trained alone (local), near the shared model (Ditto), from the shared model (finetuning), or
 with a personal last layer (FedPer).
 """

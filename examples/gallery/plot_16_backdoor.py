@@ -1,9 +1,9 @@
 """
-A backdoor hides behind a good error
+A backdoor is invisible in the error
 ====================================
 
-Malicious clients teach the model that a small mark means class 0. The error without the mark stays low, so also watch
-the success rate of the mark. Norm clipping hardly helps here. A median helps, but has a larger error.
+Malicious clients teach the model that a small mark means class 0. The error without the mark stays low, so look at the
+success rate of the mark, too. Norm clipping hardly helps here. A median helps, but has a larger error.
 """
 
 import matplotlib.pyplot as plt

@@ -3,7 +3,7 @@ What a privacy budget costs
 ===========================
 
 Each ε is a separate run. The library chooses the noise, trains, and accounts for every release. With 100 of 1000
-clients per round, a budget of 1 costs about one point of mean error.
+clients per round, a budget of ε = 1 raises the mean error by about one point.
 """
 
 import matplotlib.pyplot as plt

@@ -3,7 +3,7 @@ How much noise does a budget need?
 ==================================
 
 The noise multiplier is the standard deviation of the noise on a sum, in units of the clip bound. If few clients are
-sampled per round, it is harder to tell who took part. Less noise is then needed for the same ε.
+sampled per round, an observer can hardly know who took part. The same ε then needs less noise.
 """
 
 import matplotlib.pyplot as plt

@@ -1,8 +1,8 @@
 """
-Fair PCA serves the small group, too
-====================================
+Fair PCA fits the small group, too
+==================================
 
-Plain PCA keeps the directions of the larger group. A tilt between groups closes the gap between their reconstruction
+Plain PCA keeps the directions of the larger group. A tilt between groups reduces the gap between their reconstruction
 losses.
 """
 

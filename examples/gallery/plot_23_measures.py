@@ -2,8 +2,8 @@
 Four measures of a tail
 =======================
 
-VaR is a quantile. CVaR (the superquantile) is the mean beyond this quantile. EVaR is an upper bound, and TiVaR lies
-between VaR and EVaR (Li's thesis, 7.4). VaR ≤ CVaR ≤ EVaR, and VaR ≤ TiVaR ≤ EVaR.
+VaR is a quantile. CVaR (the superquantile) is the mean beyond this quantile. EVaR is an upper bound of both, and TiVaR
+lies between VaR and EVaR (Li's thesis, 7.4). VaR ≤ CVaR ≤ EVaR, and VaR ≤ TiVaR ≤ EVaR.
 """
 
 import matplotlib.pyplot as plt

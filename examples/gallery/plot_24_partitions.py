@@ -1,9 +1,9 @@
 """
-Ways to make clients that differ
-================================
+Two partitions into clients that differ
+=======================================
 
-A partition says which client gets which examples. Circles show how many examples of a class a client holds. "dirichlet"
-gives each client all classes in uneven shares. "classes" gives each client only two classes.
+A partition says which client gets which examples. The area of a circle shows how many examples of a class a client
+holds. "dirichlet" gives each client all classes in uneven shares. "classes" gives each client only two classes.
 """
 
 import matplotlib.pyplot as plt

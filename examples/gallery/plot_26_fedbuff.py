@@ -1,6 +1,6 @@
 """
-Asynchronous clients: the fast take part more often
-===================================================
+Asynchronous clients: fast clients take part more often
+=======================================================
 
 FedBuff has no rounds. The server steps whenever ten clients have sent their updates. Fast clients send often. Slow
 clients send seldom, and their updates start from old models. The clock is simulated, so the picture is the same on

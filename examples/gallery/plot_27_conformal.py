@@ -3,8 +3,8 @@ Coverage of conformal sets, client by client
 ============================================
 
 A conformal set of classes holds the true class with probability 0.9, on average over clients. Single clients have no
-guarantee. Some clients are always covered, others in eight of ten cases. A separate threshold for every client rests on
-few examples, so it does not help the worst client here.
+guarantee. The sets of some clients always contain the true class, and those of others in eight of ten cases. A separate
+threshold for every client is computed from few examples, so it does not help the worst client in this example.
 """
 
 import matplotlib.pyplot as plt

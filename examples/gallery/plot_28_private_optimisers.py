@@ -3,7 +3,7 @@ Private optimisers for one data set
 ===================================
 
 DP-SGD, DP-Adam and DP² (delayed preconditioners) train one model without a federation, under example-level privacy. All
-three spend the same ε. Sparse features favour a preconditioner.
+three spend the same ε. With sparse features a preconditioner helps.
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,8 @@
 Your own table: which groups are left behind?
 =============================================
 
-A table becomes a federation if one of its columns names the client of each row. This table is made up: visits of 40
-hospitals, with a category and missing values. The rows of a few hospitals follow another rule.
+A table becomes a federation if one of its columns names the client of each row. This table is synthetic. It has visits
+of 40 hospitals, with a category and missing values. The rows of a few hospitals follow another rule.
 """
 
 import matplotlib.pyplot as plt

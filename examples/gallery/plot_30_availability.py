@@ -1,9 +1,9 @@
 """
-Clients that come and go
-========================
+Clients that are not always available
+=====================================
 
-Phones train at night. The `Availability` sampler gives every client a window of the day. Cohorts, and the data that the
-model sees, then differ from hour to hour.
+Phones train at night. The `Availability` sampler gives every client a time window in the day. Cohorts, and the data of
+each round, then differ from hour to hour.
 """
 
 import matplotlib.pyplot as plt

@@ -67,13 +67,14 @@ def _how_to_make(part: str, kind: type) -> str:
 class Algorithm:
     """A federated algorithm as a frozen bundle of parts; every part has a default, and together the defaults are FedAvg.
 
-    `risk` is the objective: a function of the clients' losses. `solver` says what a client does in a round, `aggregator` how
-    client updates are combined, `server` how the result moves the model, and `sampler` which clients take part.
+    `risk` is the objective: a function of the clients' losses. `solver` says what a client does in a round, `aggregator`
+    how client updates are combined, `server` how the result moves the model, and `sampler` which clients take part.
     `personal` gives every client a model of its own besides the shared one (equipoise.personal). `privacy` protects clients
-    (equipoise.privacy). `sampler=None` draws a fixed number of clients uniformly without replacement. `averaging` says which
-    iterate is reported and served: None means the last one, or the mean of all where the risk asks for it (WorstCase).
-    `weights` are the base weights α of the clients: "examples" (∝ their training examples, the default) or "uniform". Under
-    differential privacy the defaults are Poisson sampling and uniform weights; with privacy.SecureHistogram they are uniform.
+    (equipoise.privacy). `sampler=None` draws a fixed number of clients uniformly without replacement. `averaging` says
+    which iterate is reported and served. None means the last iterate, or the mean of all iterates if the risk asks for it
+    (WorstCase). `weights` are the base weights α of the clients: "examples" (∝ their training examples, the default) or
+    "uniform". Under differential privacy the defaults are Poisson sampling and uniform weights; with
+    privacy.SecureHistogram they are uniform.
     """
 
     risk: ClientRisk = field(default_factory=risk.Mean)

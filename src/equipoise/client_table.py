@@ -46,14 +46,14 @@ MEAN_OF = "mean of {} clients"  # stands for a client in the row of a split of w
 class ClientTable:
     """One row per client and split: id, split, whether it is a training client, examples, mean loss, mean error.
 
-    Loss and error are those of the shared model. Where clients have models of their own, `personal_loss` and `personal_error`
-    are theirs (NaN for clients without one), and `served_loss` and `served_error` those of the model that a client is served.
-    `metrics` are further columns by name, NaN for a client without a value; `personal_metrics` are those of own models.
-    Under attack `malicious` marks the attackers; summaries are over all other clients. `trivial_error` is the error of giving
-    every example the same answer, `trivial_answer`: the class that is most frequent in training, or the mean of the training
-    targets. `error_deviation` and `error_skewness` are of the errors of the shared model on a client's examples, where the
-    targets are numbers; NaN for a client with one example. Iterating gives dictionaries, so `pandas.DataFrame(table)` works.
-    Source: ours.
+    Loss and error are those of the shared model. If clients have models of their own, `personal_loss` and `personal_error`
+    are those of these models (NaN for clients without one). `served_loss` and `served_error` are those of the model that a
+    client gets. `metrics` are further columns by name, NaN for a client without a value; `personal_metrics` are those of
+    own models. Under attack `malicious` marks the attackers; summaries are over all other clients. `trivial_error` is the
+    error of giving every example the same answer, `trivial_answer`: the class that is most frequent in training, or the
+    mean of the training targets. If the targets are numbers, `error_deviation` and `error_skewness` are the standard
+    deviation and the skewness of the shared model's errors on a client's examples; NaN for a client with one example.
+    Iterating gives dictionaries, so `pandas.DataFrame(table)` works. Source: ours.
 
     >>> table = ClientTable(
     ...     ("anna", "ben"), ("test", "test"), torch.tensor([True, False]), torch.tensor([30, 12]),
@@ -289,12 +289,12 @@ class ClientTable:
     def worst(self, count: int = 10, *, at_least: int = 0) -> WorstClients:
         """The rows of benign clients with the largest error (then loss) of the model that they are served, worst first.
 
-        A client with few examples (`size`) may be here by chance alone: `at_least=30` leaves out clients with fewer examples.
-        `error_low` and `error_high` are the 95 % interval of a client's error. It covers the choice of the client's examples,
-        taken as independent draws, and not the seed of training. If the error is a share of wrong examples, it is by Clopper
-        and Pearson. If the targets are numbers, it is by Student's t with Hall's correction for skewness, and NaN for clients
-        with fewer than 20 examples; it is not there for clients with own models, federations, protected runs and data in
-        stores. `str()` of the list is a table.
+        A client with few examples (`size`) may be here by chance alone: `at_least=30` leaves out clients with fewer
+        examples. `error_low` and `error_high` are the 95 % interval of a client's error. It covers the choice of the
+        client's examples, taken as independent draws, and not the seed of training. If the error is a share of wrong
+        examples, it is the interval of Clopper and Pearson. If the targets are numbers, it is Student's t interval with
+        Hall's correction for skewness, and NaN for clients with fewer than 20 examples. Clients with own models,
+        federations, protected runs and data in stores have no such interval. `str()` of the list is a table.
         """
         require_integer("at_least", at_least, 0)
         rows = self.benign

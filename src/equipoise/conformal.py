@@ -139,8 +139,8 @@ def conformal_sets(
 ) -> ConformalSets:
     """Sets of classes with the scores 1 − p_y below a threshold, calibrated on validation examples and judged on test examples.
 
-    `miss` is ζ. The validation examples of clients that also have test examples calibrate; choose nothing else by them, or the
-    coverage is too good to be true. With `per_client` each client has a threshold of its own, the ⌈(1 − ζ)(n_k + 1)⌉-th
+    `miss` is ζ. The validation examples of clients that also have test examples calibrate; choose nothing else by them, or
+    the measured coverage is too high. With `per_client` each client has a threshold of its own, the ⌈(1 − ζ)(n_k + 1)⌉-th
     smallest; one with fewer than (1 − ζ)/ζ validation examples gets every class. `quantile` finds the common threshold by
     secure sums (privacy.SecureHistogram), or with noise (privacy.PrivateQuantile): see `threshold_by_sums`.
 

@@ -47,10 +47,10 @@ class Result(RunRecord):
     def export(self, path: str | Path, *, groups: Groups | None = None) -> Path:
         """Write the model for other programs, by the suffix of `path`: .onnx, .pt2 (torch.export) or .safetensors.
 
-        Beside it go <name>.card.md and <name>.card.json: what the model was trained on and how, how groups of clients fare
-        with it, whom it leaves behind, and what privacy it has. `groups` names the group of each client, such as its region,
-        and the card has a row for each. ONNX needs `equipoise[serve]`. A model that a format cannot hold is refused with the
-        reason.
+        Beside it go <name>.card.md and <name>.card.json: what the model was trained on and how, the figures of groups of
+        clients, whom it leaves behind, and what privacy it has. `groups` names the group of each client, such as its
+        region, and the card has a row for each. ONNX needs `equipoise[serve]`. A model that a format cannot hold is refused
+        with the reason.
         """
         from equipoise.export.model_files import export_result
 

@@ -44,7 +44,8 @@ class Uniform:
     """A fixed number of clients, uniformly and without replacement; base weights α renormalised inside the cohort.
 
     Of the m clients per round only `share` · m take part, rounded, at least one. `share` = θ is FedAvg-Sub: FedAvg that
-    trains as many clients a round as Δ-FL with tail θ does, and so tells the effect of the tail from that of fewer clients.
+    trains as many clients a round as Δ-FL with tail θ does, and so separates the effect of the tail from the effect of
+    fewer clients.
 
     Source: the usual FedAvg, and the code of the Δ-FL papers; FedAvg-Sub: Pillutla et al. 2023, Section 7.
     """
@@ -118,9 +119,9 @@ class NodePoisson:
     For differential privacy with distributed noise alone. In a federation every connected node answers every round with the
     same messages, does the full local work and adds its share of noise, whether its client is in the round or not. The
     server then does not know who is in a cohort, so that amplification by sampling counts against the server and the other
-    nodes, too. The price is that all n nodes work in each round, where `Poisson` asks m of them. A node draws once per
-    round, for all purposes, and keeps the result when the round is tried again. In a simulation cohorts are those of
-    `Poisson`, and all clients add their shares of noise.
+    nodes, too. The cost is that all n nodes work in each round. With `Poisson` only m of them would. A node draws once per
+    round, for all purposes, and keeps the result if the round is repeated. In a simulation cohorts are those of `Poisson`,
+    and all clients add their shares of noise.
 
     Source: the sampling of `Poisson`, drawn by clients who keep it to themselves (cf. random check-ins, Balle et al. 2020).
     """
@@ -156,11 +157,12 @@ class Full:
 class Availability:
     """Clients are available at some hours of the day: m of those available, uniformly; all of them if they are fewer than m.
 
-    A day is `day` rounds. Client k is there from (1 − `aligned`) · U_k · day on, U_k uniform in [0, 1), for `share` · day
-    times a uniform factor in [0.5, 1.5], at most the whole day, around midnight where need be. `aligned` = 0 spreads the
-    clients around the clock, as time zones do; 1 has all of them come at the same hour. `schedule` is the seed of these
-    windows and belongs to the population: runs with other seeds meet the same clients at the same hours. A window so short
-    that it falls between two rounds is never met. Inclusion, min(1, m / number there), is exact given the schedule.
+    A day is `day` rounds. Client k is available from (1 − `aligned`) · U_k · day on, U_k uniform in [0, 1), for `share` ·
+    day times a uniform factor in [0.5, 1.5], at most the whole day, around midnight where need be. `aligned` = 0 spreads
+    the clients around the clock, as time zones do; 1 makes all of them available at the same hour. `schedule` is the seed
+    of these windows and belongs to the population: runs with other seeds meet the same clients at the same hours. A window
+    so short that it falls between two rounds is never met. Inclusion, min(1, m / number there), is exact given the
+    schedule.
 
     Source: ours, after the remarks of Pillutla et al. 2023 on clients who are there at some times of the day only, when Δ-FL,
     which wants m/θ clients to train m, may not find enough.

@@ -89,9 +89,9 @@ class TensorBoard(Observer):
 class MLflow(Observer):
     """A run of an MLflow experiment: its name, seed and rounds as parameters, and its numbers as metrics.
 
-    `tracking_uri` is a server or a database (`http://…`, `sqlite:///mlflow.db`); without it MLflow's own setting. The run is
-    closed at the end, as FAILED if it did not come there. One that goes on from a checkpoint is a new run in MLflow, whose
-    parameter first_round says where it begins. No global state of MLflow is changed.
+    `tracking_uri` is a server or a database (`http://…`, `sqlite:///mlflow.db`); without it MLflow's own setting. The run
+    is closed at the end, as FAILED if training did not finish. A run that resumes from a checkpoint is a new run in MLflow,
+    whose parameter first_round says where it begins. No global state of MLflow is changed.
     """
 
     def __init__(self, experiment: str = "equipoise", *, tracking_uri: str | None = None) -> None:
@@ -172,8 +172,8 @@ class _RunInMLflow:
 class WandB(Observer):
     """Runs in Weights & Biases, in a project; `offline=True` keeps them in files below `folder`, for `wandb sync` later.
 
-    A run that goes on from a checkpoint is a further run there, with its rounds from there on. Nothing but numbers, the name,
-    the seed and the rounds are sent: no code, no system figures, no output of the terminal.
+    A run that resumes from a checkpoint is a new run there, with the remaining rounds. Only numbers, the name, the seed and
+    the rounds are sent: no code, no system figures, no output of the terminal.
     """
 
     def __init__(self, project: str = "equipoise", *, folder: str | Path | None = None, offline: bool = False) -> None:

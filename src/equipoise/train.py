@@ -66,11 +66,11 @@ def train(
     evaluates 1000 clients of each split, a random sample that is the same for all methods and seeds. `stop`, an
     `EarlyStopping`, ends the run when a figure no longer improves, and reports the best iterate.
 
-    `progress` shows a bar (None: in a terminal), `observers` watch the run (equipoise.observers), and `name` is what reports
-    call it. `checkpoint` names a file, which is written about every ten seconds, and at Ctrl-C after the round. If it exists,
-    the run goes on from it, and ends with the model of an uninterrupted run, bit for bit. `ledger` names the file that every
-    private release is written to before it is made (None: beside the checkpoint, or in memory); runs on the same data may
-    share one, and `equipoise privacy ledger` adds them up.
+    `progress` shows a bar (None: in a terminal), `observers` are informed about the run (equipoise.observers), and `name`
+    is its name in reports. `checkpoint` names a file, which is written about every ten seconds, and after the round in
+    which Ctrl-C is pressed. If the file exists, the run continues from it, and ends with the model of an uninterrupted run,
+    bit for bit. `ledger` names the file that every private release is written to before it is made (None: beside the
+    checkpoint, or in memory); runs on the same data may share one, and `equipoise privacy ledger` adds them up.
     """
     watch = Watching(evaluate_every, observers, progress, checkpoint, ledger)
     try:

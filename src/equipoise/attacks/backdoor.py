@@ -43,9 +43,9 @@ class Backdoor:
     the round, which is 1/π_k for equal weights: the model is then replaced by the client's own. Of inputs with names, a
     dictionary of tensors, `leaf` names the tensor that gets the mark: Backdoor(…, leaf="image").
 
-    Results have the column `backdoor_success`: of a client's examples of other classes, the share that the model calls `target`
-    when they have the mark. Read it beside the error without the mark, and beside the same rate of a model that nobody
-    attacked: Backdoor(share=0, …) measures that. A model that is blind to the mark has its usual rate of false `target`s.
+    Results have the column `backdoor_success`: of a client's examples of other classes, the share that the model calls
+    `target` when they have the mark. Compare it with the error without the mark, and with the same rate of a model without
+    an attack, which Backdoor(share=0, …) measures. A model that ignores the mark has its usual rate of false `target`s.
 
     Source: Bagdasaryan et al. 2020 (arXiv 1807.00459).
     """

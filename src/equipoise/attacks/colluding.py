@@ -70,7 +70,7 @@ class ALIE:
 class IPM:
     """Inner-product manipulation: every attacker sends −ε μ, of the mean μ of the round's honest updates.
 
-    The weighted mean turns round where ε exceeds honest weight over malicious weight.
+    The weighted mean reverses its direction if ε exceeds the honest weight divided by the malicious weight.
 
     Source: Xie, Koyejo, Gupta 2019 (arXiv 1903.03936).
     """
@@ -96,9 +96,10 @@ class Mimic:
     That is the u_k with the largest |⟨z, u_k − μ⟩|, z the top singular vector of the round's centred honest updates. Where all
     honest updates are equal it has no effect. Each round has its own target.
 
-    `hold=True` keeps to one honest client instead, as the authors' code does after a warm-up, so that this client counts as
-    often as there are attackers, round after round. Attacks have no memory, so it is not the client that stood out in the
-    warm-up: honest clients come in an order drawn by `seed`, and the first of them that is in the round is the target.
+    `hold=True` copies the same honest client in every round instead, as the authors' code does after a warm-up. In each
+    round this client then counts as often as there are attackers. Attacks have no memory, so it is not the most unusual
+    client of a warm-up: honest clients come in an order drawn by `seed`, and the first of them that is in the round is the
+    target.
 
     Source: Karimireddy, He, Jaggi 2022 (arXiv 2006.09365).
     """
@@ -137,7 +138,7 @@ def longest_step(honest: Tensor, mean: Tensor, direction: Tensor) -> float:
 
 @dataclass(frozen=True)
 class MinMax:
-    """Every attacker sends μ + γ p, as far along p as no honest update is farther away than honest updates are apart.
+    """Every attacker sends μ + γ p, with the largest γ that stays within the largest distance between honest updates.
 
     `direction` p is "deviation" (−s, each coordinate's standard deviation), "mean" (−μ/‖μ‖) or "sign" (−sign μ).
 

@@ -26,11 +26,11 @@ def from_hugging_face(
 ) -> FederatedData:
     """A Hugging Face Dataset with a column that names the `client` of each row, or a dict of Datasets by client id.
 
-    With `client`, a dict holds the splits "train", "validation" and "test", as `datasets.load_dataset` gives them. `x` and `y`
-    name columns: one becomes a tensor, several become a dict by their names. Columns of sequences of different lengths become
-    `Ragged` (padded with `pad`, targets with −100); an `attention_mask` column beside them is left out, because it is made
-    anew. Images become (channels, height, width) of uint8: give `scale=1/255`. A `ClassLabel` says how many classes there are.
-    Other options as in `from_arrays`.
+    With `client`, a dict holds the splits "train", "validation" and "test", as `datasets.load_dataset` gives them. `x` and
+    `y` name columns: one becomes a tensor, several become a dict by their names. Columns of sequences of different lengths
+    become `Ragged` (padded with `pad`, targets with −100); an `attention_mask` column beside them is left out, because
+    Equipoise makes its own mask. Images become (channels, height, width) of uint8: give `scale=1/255`. A `ClassLabel` says
+    how many classes there are. Other options as in `from_arrays`.
     """
     parts = dict(dataset) if isinstance(dataset, Mapping) else {"the dataset": dataset}
     asked = options.get("classes", 0)

@@ -58,11 +58,12 @@ def from_frame(
 ) -> FederatedData:
     """Clients from a pandas, Polars or Arrow table; `client` and `target` name columns, all others (or `columns`) are inputs.
 
-    Columns may hold numbers, booleans, text, categories or dates, and missing values. Text that is all dates, written as
-    `csv` reads them, is dates; blanks and NA among them are missing. Clients are split first. Then a `Schema`, which says how
-    each column is encoded, is fitted on the training clients alone; it is `data.schema`. Give a fitted `schema`, or its JSON
-    file, to read another table in the same way. The inputs are one floating tensor (N, F), or a dict of "numbers" (N, F) and
-    "codes" (N, C) if some columns have more than `one_hot` categories; `models.Tabular(data.schema)` fits both.
+    Columns may hold numbers, booleans, text, categories or dates, and missing values. A text column that holds only dates,
+    written as `csv` reads them, is a column of dates; blanks and NA in it are missing. Clients are split first. Then a
+    `Schema`, which says how each column is encoded, is fitted on the training clients alone; it is `data.schema`. Give a
+    fitted `schema`, or its JSON file, to read another table in the same way. The inputs are one floating tensor (N, F), or
+    a dict of "numbers" (N, F) and "codes" (N, C) if some columns have more than `one_hot` categories;
+    `models.Tabular(data.schema)` fits both.
 
     `split_by` and the shares `validation` and `test` work as in `from_arrays`. Or `split` names a column that holds "train",
     "validation" or "test" in each row; then no client may be in two parts, unless `split_by="examples"`.
@@ -72,12 +73,12 @@ def from_frame(
     it. `classes` names all classes where training clients do not show them all (or is their number if they are 0, 1, …).
 
     `attributes` names columns that hold one value for each client, such as its region: summaries and reports then show
-    subgroups by them. They are no inputs, unless `columns` names them.
+    subgroups by them. They are not inputs unless `columns` names them.
 
     `min_examples` leaves out all rows of clients that have fewer rows in the whole table. It comes before all else. Messages
     count rows from 0, those that are left out included, and name the line of a CSV file.
 
-    Notices name what looks odd and the cure: texts in a column of numbers, whole numbers that look like identifiers of
+    Notices name what looks odd, and the fix: texts in a column of numbers, whole numbers that look like identifiers of
     rows, names that look alike, categories that training did not have, clients without an example to test or validate on.
 
     >>> frame = {"who": ["a", "a", "b", "b"], "age": [30, None, 50, 60], "ill": ["no", "yes", "no", "yes"]}

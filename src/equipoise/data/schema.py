@@ -170,10 +170,10 @@ class Schema:
     def predict(self, model: nn.Module, frame: Any, source: str = "table") -> Any:
         """What a trained model says about each row: a table with the probability of each class, in a column of its name.
 
-        If the target is a number, the table has one column, of the target's name, in the target's unit. The rows need neither
-        the target nor the client, so clients that training did not have are welcome; a notice names categories that training
-        did not have. A pandas or Polars frame gives such a frame, with the index of the pandas frame; others an Arrow table.
-        `frame` may also be the path of a CSV or Parquet file. A CSV file is read as that of training was by `data.csv`.
+        If the target is a number, the table has one column, of the target's name, in the target's unit. The rows need
+        neither the target nor the client, and may belong to unseen clients. A notice names categories that training did not
+        have. A pandas or Polars frame gives such a frame, with the index of the pandas frame; others an Arrow table.
+        `frame` may also be the path of a CSV or Parquet file. A CSV file is read with the options of the training file.
 
         >>> import equipoise as eq
         >>> frame = {"who": ["a", "b"], "age": [30, 50], "ill": ["no", "yes"]}

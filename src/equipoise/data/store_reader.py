@@ -35,10 +35,10 @@ def open_store(
 ) -> FederatedData:
     """Open a store that `write_store` wrote. It reads ids and sizes; inputs are read from the disk when they are used.
 
-    Targets are read until each class was seen in a training client, unless `write_store` was told `classes`.
-    A share `test` of the clients (0.2 if nothing is said) and a share `validation` are kept apart, the same clients as
-    `split_clients` chooses in memory. A store that was written from a `FederatedData` or a table has its splits and takes
-    neither; that of a table has its `schema`.
+    Targets are read until each class was seen in a training client, unless `write_store` got `classes`. A share `test` of
+    the clients (0.2 if nothing is said) and a share `validation` are kept apart, the same clients as `split_clients`
+    chooses in memory. A store that was written from a `FederatedData` or a table has its splits and takes neither; that of
+    a table has its `schema`.
 
     Source: your own data.
     """

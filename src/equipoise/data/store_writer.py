@@ -62,8 +62,8 @@ def write_store(
     """Write clients of any number into a folder that `open_store` opens without reading it. Returns the folder.
 
     `clients` is an iterable of (id, x, y), of which only some are in memory at a time, a `ClientSet`, or a `FederatedData`,
-    whose splits are kept. Values, ids and shapes are checked client by client. A call that was interrupted goes on where it
-    stopped if it is started again with the same clients, and ends with the same bytes. `append=True` adds clients to a store.
+    whose splits are kept. Values, ids and shapes are checked client by client. If a call was interrupted, the same call
+    with the same clients continues where it stopped, and ends with the same bytes. `append=True` adds clients to a store.
     `scale`, `shift` and `classes` are those of `from_arrays`.
     """
     require_integer("classes", classes, 0)

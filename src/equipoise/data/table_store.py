@@ -64,9 +64,9 @@ def write_table_store(
     """Write a CSV or Parquet file, or a folder of them, into a store that `open_store` opens with its splits and its schema.
 
     Options are those of `from_frame` and `csv`: the same clients are tested on, and the schema is fitted on the training
-    clients. Tables of at most `memory` bytes are read whole. Larger ones are read in pieces, one column at a time to fit the
-    schema; the rows of each client must then stand together, as in a table that is sorted by client, or a Parquet folder with
-    a folder client=… for each. CSV files are read once for each column, so Parquet takes less time.
+    clients. Tables of at most `memory` bytes are read whole. Larger ones are read in pieces, one column at a time to fit
+    the schema; the rows of each client must then be contiguous, as in a table that is sorted by client, or a Parquet folder
+    with a folder client=… for each. CSV files are read once for each column, so Parquet takes less time.
     """
     called = name or Path(source).name.partition(".")[0]
     parquet = Path(source).suffix == ".parquet" or (Path(source).is_dir() and any(Path(source).rglob("*.parquet")))

@@ -65,7 +65,7 @@ class Tuning:
         return dict(self.trials[0].values)
 
     def summary(self) -> str:
-        """A table of all trials, best first, and which of them the seeds do not tell from the best.
+        """A table of all trials, best first, and which of them the seeds cannot distinguish from the best.
 
         Parts are shown with the parameters that differ from their defaults.
         """
@@ -207,15 +207,15 @@ def tune(
 ) -> Tuning:
     """Try values of an algorithm, and choose by validation clients or by training loss, never by test clients.
 
-    `algorithm` is a function of the names in `space` that makes an Algorithm. `space` lists the values of each name; they may
-    be parts. Without `trials` all combinations are tried. `trials=20` lets Optuna choose 20 times, and then a name may have a
-    range, {"low": 0.01, "high": 1.0, "log": True}, of integers if both ends are. `criterion` is "validation_90", the 90th
-    percentile of the error over validation clients, or "train_loss"; it is averaged over `seeds` (5 means 0 … 4). Test clients
-    are dropped before training. Values that are refused or diverge fail their trial alone. `at_least=30` judges by the
-    validation clients with 30 validation examples or more.
+    `algorithm` is a function of the names in `space` that makes an Algorithm. `space` lists the values of each name; they
+    may be parts. Without `trials` all combinations are tried. `trials=20` lets Optuna choose 20 times, and then a name may
+    have a range, {"low": 0.01, "high": 1.0, "log": True}, of integers if both ends are. `criterion` is "validation_90", the
+    90th percentile of the error over validation clients, or "train_loss"; it is averaged over `seeds` (5 means 0 … 4). Test
+    clients are dropped before training. If values are refused or diverge, only their trial fails. `at_least=30` judges by
+    the validation clients with 30 validation examples or more.
 
-    `folder` keeps a checkpoint of each run, and Optuna's study: the same call goes on with it. `model`, `data` and the other
-    options are those of `train`. Source: ours.
+    `folder` keeps a checkpoint of each run, and Optuna's study. The same call continues the search. `model`, `data` and the
+    other options are those of `train`. Source: ours.
 
     >>> import equipoise as eq
     >>> data = eq.data.label_shift(train_clients=8, validation_clients=4, test_clients=3, examples=20)

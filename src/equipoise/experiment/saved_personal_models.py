@@ -57,8 +57,8 @@ class SavedPersonalModels:
 def read_personal_models(folder: str | Path, model: nn.Module | None = None) -> SavedPersonalModels:
     """The clients' own models of a finished run, read from the folder that `result.save` or `equipoise run` wrote.
 
-    The folder holds numbers and no code. A `models.Tabular` is made anew by the run's schema. For another model give `model`,
-    made as it was for training. A folder that lacks own models, is damaged or does not fit the model is refused.
+    The folder holds numbers and no code. A `models.Tabular` is made from the run's schema. For another model give `model`,
+    made in the same way as for training. A folder that lacks own models, is damaged or does not fit the model is refused.
 
     >>> import tempfile, equipoise as eq
     >>> data = eq.data.digits(clients=5, split_by="examples", test=0.2)

@@ -78,9 +78,10 @@ class EnvelopeSteps:
 class PFedMe:
     """A client's own model θ_k minimises F_k(θ) + (λ/2)‖θ − w‖². The shared model w minimises the mean of these minima.
 
-    A client of a round begins with y = θ = w^t. On each batch it takes `steps` K steps θ ← θ − r(∇F(θ) + λ(θ − y)), and then
-    y ← y − ηλ(y − θ). It sends y − w^t. `strength` is λ, `lr` is r (None: the algorithm's rate), and the algorithm's solver,
-    a plain SGD, gives η, batches and epochs; server_opt.SGD(β) is the published mixing. θ goes on from batch to batch.
+    A client of a round begins with y = θ = w^t. On each batch it takes `steps` K steps θ ← θ − r(∇F(θ) + λ(θ − y)), and
+    then y ← y − ηλ(y − θ). It sends y − w^t. `strength` is λ, `lr` is r (None: the algorithm's rate), and the algorithm's
+    solver, a plain SGD, gives η, batches and epochs; server_opt.SGD(β) is the published mixing. θ is kept from batch to
+    batch.
 
     A client is served θ_k as of the final w: K passes over all of its data from w, at the rate r, pulled to w by λ; also a
     client that was never drawn. Nothing is kept between rounds. A small λ trains alone, a large one serves the shared model.

@@ -31,18 +31,18 @@ class DPFTRL:
     """Client-level differential privacy by noise that is correlated over rounds: cohorts need not be random samples.
 
     Every update is clipped to a norm of `clip`. Round t adds (C⁻¹Z)_t to the sum, with C lower-triangular and Z independent
-    Gaussian noise, so that later rounds take back some of the noise of earlier ones. C is a BLT, given by `decays` and `scales`
-    (privacy.correlated_noise.fit_blt finds good ones), or banded, given by `bands`; with neither it is the identity. Clients
-    must be drawn by sampling.MinSeparation (or Full), which promises how far apart the rounds of one client are: the noise
-    depends on that.
+    Gaussian noise, so that later rounds cancel some of the noise of earlier rounds. C is a BLT, given by `decays` and
+    `scales` (privacy.correlated_noise.fit_blt finds good ones), or banded, given by `bands`; with neither it is the
+    identity. Clients must be drawn by sampling.MinSeparation (or Full), which promises how far apart the rounds of one
+    client are: the noise depends on that.
 
-    The whole run is one Gaussian release with the multiplier z, so ε is the same after the first round as after the last.
-    z is the least within `epsilon` at `delta`, or `noise_multiplier`. Neighbours differ by one client's contributions zeroed.
-    The server is trusted; it adds the noise. Only risk.Mean() and plain sums go with it: a tail's quantile would be a second
-    release. Any server optimiser does, as post-processing.
+    The whole run is one Gaussian release with the multiplier z, so ε is the same after the first round as after the last. z
+    is the least within `epsilon` at `delta`, or `noise_multiplier`. Neighbours differ by one client's contributions zeroed.
+    The server is trusted; it adds the noise. It works only with risk.Mean() and plain sums, because a tail's quantile would
+    be a second release. It works with any server optimiser, as post-processing.
 
-    `source="system"` takes the noise from the operating system. A run that goes on from a checkpoint then begins a new
-    mechanism, which counts as one more release; with "seeded" it goes on as if it had never stopped, and ε is nominal.
+    `source="system"` takes the noise from the operating system. A run that resumes from a checkpoint then begins a new
+    mechanism, which counts as one more release. With "seeded" it continues as if it had never stopped, and ε is nominal.
 
     Source: Kairouz et al. 2021 (DP-FTRL, arXiv 2103.00039); Choquette-Choo et al. 2023 (banded, arXiv 2306.08153); McMahan et
     al. 2024 (BLT, arXiv 2408.08868).

@@ -55,20 +55,20 @@ class AdaptiveClip:
 class DifferentialPrivacy:
     """Client-level differential privacy: the trained model is (ε, δ)-private in each client's data and participation.
 
-    Every update is clipped to a norm of `clip` (which `clip_rule`, an AdaptiveClip, may move over the rounds), Gaussian noise
-    is added to the sum, and the sum is divided by a number fixed in advance: the expected number of clients, times the tail for
-    Δ-FL. The noise is the least with which all rounds of the run stay within `epsilon` at `delta`; with a `noise_multiplier`
-    given (noise over sensitivity, of all releases of a round together) it is that, and the run stops before the round that
-    would exceed `epsilon` (None: no budget).
+    Every update is clipped to a norm of `clip` (which `clip_rule`, an AdaptiveClip, may move over the rounds), Gaussian
+    noise is added to the sum, and the sum is divided by a number fixed in advance: the expected number of clients, times
+    the tail for Δ-FL. Without a `noise_multiplier`, the noise is the smallest that keeps all rounds of the run within
+    `epsilon` at `delta`. With one (noise over sensitivity, of all releases of a round together), the run stops before the
+    round that would exceed `epsilon` (None: no budget).
 
     Risks whose weights depend on losses release more than the sum of updates: Δ-FL a quantile (PrivateQuantile), Tilted and
     QFair the sum of their weights, from losses clipped to [0, `loss_bound`]. That release costs `quantile_ratio` times what the
     sum of updates does, in zCDP. Anything else that would leak is refused by the Algorithm.
 
-    `noise="central"` is added by the server, who is trusted. `noise="distributed"` is discrete, added by the clients before a
-    secure sum, each share so large that `fewest` shares suffice (None: half of the expected cohort). A sum always has as many
-    shares as clients are expected, or its noise would tell how many came: clients beyond that add none, and the server adds
-    those that are missing. `step` is the grid of the rounding (None: chosen).
+    `noise="central"` is added by the server, who is trusted. `noise="distributed"` is discrete, added by the clients before
+    a secure sum, each share so large that `fewest` shares suffice (None: half of the expected cohort). A sum always has as
+    many shares as the expected number of clients. Otherwise its noise would reveal how many clients took part. Further
+    clients add no noise, and the server adds the missing shares. `step` is the grid of the rounding (None: chosen).
 
     `source="seeded"` repeats runs and makes ε nominal, and is refused in a federation; "system" takes the noise from the
     operating system (in a simulation cohorts still follow from the seed: keep it secret). `method` is the accountant's ("pld",
@@ -167,14 +167,15 @@ class GaussianMechanism:
 class SecureAggregation:
     """The server learns sums over the cohort, not the update or the loss of one client.
 
-    Clients round weight · update and weight to multiples of `step`, each up or down by chance so that the mean is right, and
-    their sum modulo `modulus` is all that is seen. This is not differential privacy: sums are exact. Updates that are not
-    finite, or do not fit, are replaced by zeros by the client itself, and cannot be named; a client that lies is not found out.
-    Risks with weights by loss need `loss_bound`, a public bound up to which losses count (Tilted, QFair). Δ-FL needs
-    quantile=SecureHistogram(bound, bins); SecureSums() is for simulations alone, as its sums tell who is in the tail.
+    Clients round weight · update and weight to multiples of `step`, each up or down by chance so that the mean is right,
+    and their sum modulo `modulus` is all that is seen. This is not differential privacy: sums are exact. Updates that are
+    not finite, or do not fit, are replaced by zeros by the client itself, and cannot be named. A client that lies is not
+    detected. Risks with weights by loss need `loss_bound`, a public bound up to which losses count (Tilted, QFair). Δ-FL
+    needs quantile=SecureHistogram(bound, bins); SecureSums() is only for simulations, because its sums reveal who is in the
+    tail.
 
-    A sum over fewer than `fewest` clients is not unmasked. Nor is that of a tail with fewer, by the count of the histogram:
-    such a round leaves the model as it is.
+    A sum over fewer than `fewest` clients is not unmasked. If the histogram counts fewer clients in the tail, the sum over
+    the tail is not unmasked either, and the round does not change the model.
 
     In a simulation the arithmetic, wraparound included, is that of the real protocol, without its masks.
 

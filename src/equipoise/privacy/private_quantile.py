@@ -145,16 +145,16 @@ def safe_modulus(scale: int, sigma: float, bins: int, most: int, *, failure: flo
 class PrivateQuantile:
     """The quantile of the cohort's losses with differential privacy, to one of `bins` + 1 edges in [0, `bound`].
 
-    Losses above `bound` count as `bound`. More `bins` resolve finer and cost more noise: it grows like log2 bins at a given
-    privacy, so that fewer bins than clients are best. Each client adds discrete Gaussian noise of standard deviation `sigma`
-    to its histogram times `scale`, and the secure sum is modulo `modulus`; left at None, all three are set from the privacy
-    budget.
+    Losses above `bound` count as `bound`. More `bins` give a finer quantile and need more noise. At a given ε the noise
+    grows like log2 bins, so use fewer bins than clients. Each client adds discrete Gaussian noise of standard deviation
+    `sigma` to its histogram times `scale`, and the secure sum is modulo `modulus`; left at None, all three are set from the
+    privacy budget.
 
     What is protected is a client's loss, and in a run also that it took part: there the number of shares of noise is fixed.
-    All clients of a cohort count alike, so their base weights must be equal. A bin that holds more clients than the tail asks
-    for is kept whole or not at all, whichever is nearer. With coarse bins and a small tail, nobody may be kept. If that
-    happens at the start, when all losses are alike, training does not move. A `bound` below the first losses avoids this,
-    because losses at or above `bound` are always kept when `bound` is released.
+    All clients of a cohort count alike, so their base weights must be equal. A bin that holds more clients than the tail
+    asks for is kept completely or not at all, whichever is nearer to the tail. With wide bins and a small tail, it may
+    happen that no client is kept. If that happens at the start, when all losses are similar, training makes no progress. A
+    `bound` below the first losses avoids this, because losses at or above `bound` are always kept when `bound` is released.
 
     Source: Pillutla et al. 2023, Algorithm 2, Theorem 6 with the tight sensitivity.
     """

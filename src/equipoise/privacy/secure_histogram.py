@@ -22,9 +22,10 @@ class SecureHistogram:
     up. The lower edge of the bin that holds the quantile is released: clients at or above it are kept. That is the tail of
     `Exact()`, and with it all further clients of that bin.
 
-    This is NOT differential privacy. The server learns how many clients have a loss in each bin: the losses of the cohort to
-    the width of a bin, without names. Two cohorts that differ in one client show that client's bin. The weights of clients
-    must be equal, also in the sum of updates, or the mass of the tail would tell which clients are in it.
+    This is NOT differential privacy. The server learns how many clients have a loss in each bin: the losses of the cohort
+    to the width of a bin, without names. Two cohorts that differ in one client show that client's bin. The weights of
+    clients must be equal, also in the sum of updates. Otherwise the total weight of the tail would reveal which clients are
+    in it.
 
     Source: ours; the bins are those of Pillutla et al. 2023, Algorithm 2.
     """

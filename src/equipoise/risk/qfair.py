@@ -19,11 +19,12 @@ FLOOR = 1e-10  # of a loss, so that powers and their derivatives exist at 0
 class QFair:
     """The q-fair risk Σ α_k F_k^{q+1}/(q+1), with q-FedAvg's dynamic server step.
 
-    q = 0 is FedAvg; a larger q weighs clients with large losses more, α_k F_k^q. With local SGD of one epoch or more this is
-    q-FedAvg, with one full-batch step q-FedSGD. The server's step is L Σ α F^q / Σ α h with L = 1/lr and
-    h_k = q F_k^{q−1} ‖L u_k‖² + L F_k^q. Relative to the mean update under the weights it is a factor in (0, 1], and the server
-    optimiser gets the mean update times this factor: `server_opt.SGD(1.0)` is the published method. Momentum adds such updates
-    up, so take lr = 1 − momentum. Adam and its kind cancel a factor that is the same in all rounds: tune their own lr.
+    q = 0 is FedAvg; a larger q weighs clients with large losses more, α_k F_k^q. With local SGD of one epoch or more this
+    is q-FedAvg, with one full-batch step q-FedSGD. The server's step is L Σ α F^q / Σ α h with L = 1/lr and h_k = q
+    F_k^{q−1} ‖L u_k‖² + L F_k^q. Relative to the mean update under the weights it is a factor in (0, 1], and the server
+    optimiser gets the mean update times this factor: `server_opt.SGD(1.0)` is the published method. Momentum adds up such
+    updates, so take lr = 1 − momentum. Adam, Yogi and Adagrad cancel a factor that is the same in all rounds, so tune their
+    own lr.
 
     Source: Li 2023 (thesis), section 4.2, Algorithms 3 and 4; Li, Sanjabi, Beirami, Smith 2020.
     """

@@ -177,10 +177,10 @@ class Superquantile:
     quantile. `smoothing="kl"` or `"huber"` with strength `nu` > 0 makes the objective smooth.
 
     `quantile` is where the quantile comes from: privacy.Exact() reads the losses, others release a number by which clients
-    filter themselves. `eta_every` rounds use one quantile; a new one is taken earlier if nobody reaches it.
-    `rule=None` is "exact" where the rule can be, with Exact() in every round, else "threshold". A rough source may release
-    more than every loss: then all weights are 0, the round does nothing, and the value is what was released.
-    `at_least` widens the tail until that number of clients have a weight (all clients of a smaller cohort).
+    filter themselves. `eta_every` rounds use one quantile; a new one is taken earlier if nobody reaches it. `rule=None` is
+    "exact" where the rule can be, with Exact() in every round, else "threshold". An approximate source may release a number
+    above every loss. Then all weights are 0, the round does nothing, and the value is the released number. `at_least`
+    widens the tail until that number of clients have a weight (all clients of a smaller cohort).
 
     Value: max Σ π_k F_k over 0 ≤ π_k ≤ α_k/θ, Σ π = 1; weights: the maximising π.
 

@@ -67,8 +67,8 @@ class Family:
     def at(self, value: float, *, interpolate: bool = False) -> nn.Module:
         """The model trained for `value`, or the nearest one.
 
-        `interpolate=True` gives a point on the line between the two neighbours' parameters instead. Nobody trained that model:
-        between members of a convex task it is a fair guess, between networks it may be worse than either.
+        `interpolate=True` gives a point on the line between the two neighbours' parameters instead. That model was not
+        trained. For a convex task it is a reasonable guess. For networks it may be worse than both neighbours.
         """
         require(is_number(value) and math.isfinite(value), self.knob, "must be a number", value)
         if value in self.results or not interpolate:
@@ -105,10 +105,10 @@ class Family:
     def comparison(self) -> Comparison:
         """The members and "family", where each client uses the member that it chose, judged on the same examples.
 
-        Clients choose by their validation examples and are judged on their test examples. Where some test client has no
-        validation examples of its own, one half of all clients' test examples, by chance, is for choosing and the other for
-        judging; clients with a single example are then left out, with a notice. Without test clients the validation clients
-        are judged so, and without either the training clients, who choose and are judged on the same examples.
+        Clients choose by their validation examples and are judged on their test examples. If some test client has no
+        validation examples, all clients choose by a random half of their test examples and are judged on the other half.
+        Clients with a single example are then left out, with a notice. Without test clients the validation clients are
+        judged in this way. Without either, the training clients choose and are judged on the same examples.
         """
         return self._comparison
 
@@ -298,11 +298,11 @@ def train_family(
 ) -> Family:
     """Train one model for each of several `tails` (Superquantile), `qs` (QFair) or `tilts` (Tilted), together.
 
-    All members start from `model` and see the same cohorts and batches, so each equals the run that `train` would make of it
-    alone; the simulator trains them as one batch, which costs less than separate runs. `algorithm` gives the other parts (and
-    the risk's other options, if its risk is of the family's kind); the other options are those of `train`: with `stop` each
-    member is stopped by its own figures, and the others go on. Observers are
-    told of every member's rounds, with the member's name in `report.run`; the checkpoint is one file for all members.
+    All members start from `model` and see the same cohorts and batches, so each equals the run that `train` would make of
+    it alone; the simulator trains them as one batch, which costs less than separate runs. `algorithm` gives the other parts
+    (and the risk's other options, if its risk is of the family's kind); the other options are those of `train`: with `stop`
+    each member is stopped by its own figures, and the others continue. Observers get the reports of every member's rounds,
+    with the member's name in `report.run`; the checkpoint is one file for all members.
 
     Source: Pillutla et al. 2023, section 4.1 and Figure 1; Li 2023 (thesis), Table 4.12.
     """

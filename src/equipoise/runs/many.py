@@ -139,18 +139,20 @@ def train_many(
 ) -> Comparison:
     """Train with several seeds (`seeds=5` means 0 … 4), and perhaps several algorithms by name, in one batched run.
 
-    Every result equals that of `train` with its algorithm and seed: the same cohorts and batches. Runs on the same data with
-    the same solver and a linear aggregator are trained together, one round of all at a time, which costs less than one after
-    another; models may differ by seed in the values of their trained parameters. All others (personal models, privacy, robust
-    aggregators, solvers that prepare their rounds) are made one by one, and a notice says which. The other options are those of
-    `train`. Data that differ by seed are all in memory at once; `compare` has those of one seed at a time.
+    Every result equals that of `train` with its algorithm and seed: the same cohorts and batches. Runs on the same data
+    with the same solver and a linear aggregator are trained together, one round of all runs at a time. This takes less time
+    than one run after another. Models may differ by seed in the values of their trained parameters. All other runs
+    (personal models, privacy, robust aggregators, solvers that prepare their rounds) are trained one by one, and a notice
+    says which. The other options are those of `train`. Data that differ by seed are all in memory at once; `compare` has
+    those of one seed at a time.
 
-    Observers are told of every run's rounds; `report.run` is the method's name, with the seed where there are several.
-    `checkpoint` names the file of the first runs that are trained together; further groups have files beside it (`many.ckpt`,
-    `many-2.ckpt`, …). Runs that are made one by one have files named by method and seed, as those of `compare`.
+    Observers get the reports of every run's rounds; `report.run` is the method's name, with the seed if there are several.
+    `checkpoint` names the file of the first runs that are trained together; further groups have files beside it
+    (`many.ckpt`, `many-2.ckpt`, …). Runs that are made one by one have files named by method and seed, as those of
+    `compare`.
 
-    With `stop` each run is stopped by its own figures, and the others go on. If a run diverges the others go on, too; the error
-    is raised at the end, and its `finished` holds the runs that ended well.
+    With `stop` each run is stopped by its own figures, and the others continue. If a run diverges, the others continue,
+    too. The error is raised at the end, and its `finished` holds the runs that did not fail.
 
     Source: ours.
     """

@@ -33,11 +33,11 @@ class EarlyStopping:
     Result, client table and summary are then of the best iterate, and `history.stopped` says when and why. A run that reaches
     its last round first ends as if there were no stopping.
 
-    In a federation a client may miss an evaluation. One over other clients than the best one is neither better nor worse: it
-    is passed over. After `patience` of them in a row, the search for the best iterate begins anew with these clients.
+    In a federation a client may miss an evaluation. An evaluation over other clients than the best one is ignored. After
+    `patience` of them in a row, the search for the best iterate starts again with these clients.
 
-    The validation clients are part of training here: with differential privacy this is refused unless `public` declares that
-    they are public, for their figures decide what is released and no noise hides them.
+    The figures of the validation clients decide which model is released, and no noise protects these clients. Differential
+    privacy therefore refuses early stopping unless `public` declares that they are public.
 
     Source: Prechelt 1998, "Early stopping, but when?", with a fixed patience.
     """

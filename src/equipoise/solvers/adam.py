@@ -15,11 +15,11 @@ from equipoise.solvers.local_optimizer import LocalOptimizer
 class Adam(LocalOptimizer):
     """Local Adam: m ← β₁m + (1 − β₁)g, v ← β₂v + (1 − β₂)g², w ← w − γ m̂/(√v̂ + ε), with m̂, v̂ corrected for their start at 0.
 
-    `lr` is γ, `beta1` and `beta2` are β₁ and β₂, `epsilon` is ε. At the t-th step m̂ = m/(1 − β₁^t) and v̂ = v/(1 − β₂^t), as in
-    torch.optim.Adam; t begins anew in every round, or with state="kept" counts all steps of a client.
-    g = ∇F(w) + λw + μ(w − w^t) with `weight_decay` λ and `prox` μ. `clip_norm` bounds ∇F(w) at every local step; `schedule` and
-    `local_schedule` change the rate over rounds and over local steps, `rates` that of parameters by name. `straggler_share` and
-    `stragglers` are those of SGD. state="kept" stores 2D + 1 numbers per client.
+    `lr` is γ, `beta1` and `beta2` are β₁ and β₂, `epsilon` is ε. At the t-th step m̂ = m/(1 − β₁^t) and v̂ = v/(1 − β₂^t),
+    as in torch.optim.Adam; t starts again at 1 in every round, or with state="kept" counts all steps of a client. g = ∇F(w)
+    + λw + μ(w − w^t) with `weight_decay` λ and `prox` μ. `clip_norm` bounds ∇F(w) at every local step; `schedule` and
+    `local_schedule` change the rate over rounds and over local steps, `rates` that of parameters by name. `straggler_share`
+    and `stragglers` are those of SGD. state="kept" stores 2D + 1 numbers per client.
 
     Source: Kingma, Ba 2015; the formulas of torch.optim.Adam.
     """

@@ -25,8 +25,9 @@ class FedDyn:
     also under partial participation. Base weights α enter by κ_k alone, as in the authors' code: with equal weights κ_k = κ.
     Clients with zero steps take no part. `solver` gives rate, batches and momentum; it has no proximal term of its own.
 
-    Only risk.Mean() goes with it, as g_k integrates fixed weights; no robust aggregator, as h keeps every error; and no
-    differential privacy, as noise in h adds up from round to round. The server has its own step: server_opt.SGD(1).
+    It works only with risk.Mean(), because g_k integrates fixed weights. It refuses robust aggregators, because h keeps
+    every error, and differential privacy, because noise in h adds up from round to round. The server has its own step:
+    server_opt.SGD(1).
 
     Source: Acar et al. 2021 (FedDyn). Some published code has (κ/2)‖y − w‖ in place of the square.
     """

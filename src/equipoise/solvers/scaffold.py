@@ -47,11 +47,11 @@ class Scaffold:
     theirs, and take no part in the round. `solver` gives rate, batches, momentum and proximal term. A solver of
     your own is refused unless its update is a sum of gradients, each with a fixed factor: c_k is made of that sum.
 
-    Only risk.Mean() goes with it: with other weights the correction cancels the risk. Where the server does not take the mean
-    of updates that it sees one by one, c follows the total T: c ← c − s(c + T/(ηa)), s being the base weight of the clients in
-    it. With a robust aggregator c = Σ_k α_k c_k then no longer holds, and a is the cohort's mean length. Under secure sums and
-    differential privacy the solver must count its work in `steps`, so that a is public; c_k follows the update as it was sent,
-    clipped, and c is made of what was released anyway.
+    It works only with risk.Mean(): with other weights the correction cancels the risk. Where the server does not take the
+    mean of updates that it sees one by one, c follows the total T: c ← c − s(c + T/(ηa)), s being the base weight of the
+    clients in it. With a robust aggregator c = Σ_k α_k c_k then no longer holds, and a is the cohort's mean length. Under
+    secure sums and differential privacy the solver must count its work in `steps`, so that a is public; c_k follows the
+    update as it was sent, clipped, and c is made of what was released anyway.
 
     Source: Karimireddy et al. 2020 (SCAFFOLD, arXiv 1910.06378); weights α instead of 1/n are ours.
     """

@@ -58,8 +58,8 @@ class Ray:
     device="cuda" for one GPU), and works on `device`. A worker is a simulator with one process; more CPUs give it more torch
     threads.
 
-    A worker that is lost, or silent for `patience` seconds more than ten times its usual time, is replaced, and its work done
-    by others in the same round. Results do not depend on the number of workers, nor on who was lost.
+    A worker that is lost, or does not answer for `patience` seconds more than ten times its usual time, is replaced, and
+    others do its work in the same round. Results do not depend on the number of workers, nor on which were lost.
 
     `chunk_size`, `precision`, `compiled` and `resident` are those of the simulator.
 

@@ -73,8 +73,8 @@ class Simulator:
     `compiled` says whether a CPU may train softmax regression by C code, which is compiled once where there is a C compiler; it
     is measured beside the rest, and used if it is the fastest.
 
-    `precision` is how exactly a GPU multiplies: "float32", or faster and rougher "tf32" (10 bits of each factor) and "bf16" (7
-    bits in the forward pass, too); parameters, gradients and sums are float32 in any case.
+    `precision` is the precision of matrix products on a GPU: "float32", or the faster and less exact "tf32" (10 bits of
+    each factor) and "bf16" (7 bits in the forward pass, too); parameters, gradients and sums are float32 in any case.
 
     `resident` says whether the examples of all clients stay on the device, or those of a cohort at a time, the next cohort's
     being read while this one works. None: on a GPU, if they take at most half of its free memory.

@@ -54,17 +54,17 @@ def client_app(
 
     `engine` does the local work: "loop", "simulator", or one with options such as engines.Simulator(device="cuda").
 
-    What the node's owner decides, whatever the server asks: with `only_sums` the node answers only to secure sums, and gives
-    no one its single loss, score or update. Each sum, evaluations included, must be over at least `minimum_crowd` clients.
-    `allow` names packages, installed here, from which the server may name classes of its own parts; the catalogue of Equipoise
-    is always allowed. Answers leave `answer_after` seconds after their request, or at a multiple of it, so that the time of an
-    answer tells less of the work behind it. `policy`, a NodePolicy or the path of its file, says all of this and more; what is
-    given here as well is refused by either. An app that the server hands to a node brings its own options with it: only
-    `equipoise flower node --app … --policy …` holds the server to them.
+    What the node's owner decides, whatever the server asks: with `only_sums` the node answers only to secure sums, and
+    gives no one its single loss, score or update. Each sum, evaluations included, must be over at least `minimum_crowd`
+    clients. `allow` names packages, installed here, from which the server may name classes of its own parts; the catalogue
+    of Equipoise is always allowed. The node sends an answer `answer_after` seconds after the request, or after a multiple
+    of it, so that the time of an answer reveals less about the work. `policy`, a NodePolicy or the path of its file, says
+    all of this and more; if a rule is given in both places, both apply. An app that the server sends to a node brings its
+    own options: only `equipoise flower node --app … --policy …` enforces the owner's.
 
-    `keep` is a folder of this node in which the client's own model (Ditto and its kin) outlives the Flower run; without it the
-    model lives in Flower's state of the run alone. `metrics` are those of `equipoise.train` that the node computes for a server
-    which asks for them by name.
+    `keep` is a folder of this node in which the client's own model (Ditto and similar methods) remains after the Flower
+    run. Without it the model is only in Flower's state of the run. `metrics` are those of `equipoise.train` that the node
+    computes for a server which asks for them by name.
     """
     require_flower()
     from equipoise.engines.flower.apps.node_app import make_client_app

@@ -60,28 +60,30 @@ def server_app(
     all three are the same on the nodes. Clients count in the natural order of their names ("2" before "10").
 
     The run begins when `clients` nodes have said who they are (None: as many as `clients_per_round`), and gives up after
-    `patience` seconds. Each round draws `clients_per_round` of them (None: all). An answer that does not come within `timeout`
-    seconds, or is not what was asked for (not finite, of a wrong shape, of another round, garbage), is left out: the others
-    share its weight, and the round's report names the client and the fault (`report.missing`). If fewer than `minimum` clients
-    of a cohort have done their part, the round is tried again after `pause` seconds with a cohort drawn anew, up to `retries`
-    times; then the run stops with TooFewClients, and its folder can be resumed.
+    `patience` seconds. Each round draws `clients_per_round` of them (None: all). An answer that does not come within
+    `timeout` seconds, or is not what was asked for (not finite, of a wrong shape, of another round, garbage), is left out:
+    the others share its weight, and the round's report names the client and the fault (`report.missing`). If fewer than
+    `minimum` clients of a cohort have done their part, the round is repeated after `pause` seconds with a new cohort, up to
+    `retries` times; then the run stops with TooFewClients, and its folder can be resumed.
 
-    `folder` is the run's folder (config.toml, rounds.jsonl, checkpoint/, clients.parquet, model.safetensors, report.html as in
-    a simulation, and federation.json, who took part). A relative path is seen from where Flower starts the app. If it holds a
-    run that has not ended, that run goes on from its checkpoint, which is written after every round: nodes say again who they
-    are, and must have the data they had. Without a folder nothing is written; `on_result(result)` is called at the end either
-    way. `data` is what reports call the data, `name` what they call the run (None: its folder), `evaluate_every`, `stop` and
-    `observers` are as for `equipoise.train`. So are `metrics`, which the nodes compute: each must have them in its client_app.
+    `folder` is the run's folder (config.toml, rounds.jsonl, checkpoint/, clients.parquet, model.safetensors, report.html as
+    in a simulation, and federation.json, who took part). A relative path is relative to the folder in which Flower starts
+    the app. If the folder holds a run that has not ended, that run resumes from its checkpoint, which is written after
+    every round. Nodes then identify themselves again, and must have the same data as before. Without a folder nothing is
+    written; `on_result(result)` is called at the end either way. `data` is the name of the data in reports, `name` the name
+    of the run (None: its folder), `evaluate_every`, `stop` and `observers` are as for `equipoise.train`. So are `metrics`,
+    which the nodes compute: each must have them in its client_app.
 
     What nodes claim is bounded. A split of more than `most_examples` examples is refused, as their number sets a client's
     weight. An update that is over `longest` times as long as the median of its round is left out, and its client named.
 
-    A client that does not answer rests until it has said again who it is, so that it costs one timeout and not one in every
-    round. With `begin_with=n` a run begins after `patience` seconds if n nodes are there; latecomers join between two
-    rounds (not under privacy or with personal models, where they take part from the next run on). `nodes` names the file of
-    the nodes' public keys, by name; without it a name belongs to the first node that comes with it (known-nodes.json beside
-    the run folders). While it goes on the run writes status.json and events.jsonl, and obeys `equipoise flower pause`,
-    `resume`, `stop` and `extend`. A run that has ended goes on if `rounds` is larger than before.
+    A client that does not answer gets no work until it has identified itself again, so that it costs one timeout and not
+    one in every round. With `begin_with=n` a run begins after `patience` seconds if n nodes are there; latecomers join
+    between two rounds (not under privacy or with personal models, where they take part from the next run on). `nodes` names
+    the file of the nodes' public keys, by name; without it a name belongs to the first node that comes with it
+    (known-nodes.json beside the run folders). The run writes status.json and events.jsonl while it is active, and obeys
+    `equipoise flower pause`, `resume`, `stop` and `extend`. A run that has ended continues if `rounds` is larger than
+    before.
 
     `signed` has nodes sign their secure sums, against a server that does not follow the protocol: all of them need keys that
     their owners have exchanged (docs/federation.md). `colluders` nodes may help such a server (None: just below a third).
