@@ -20,6 +20,7 @@ from torch import nn
 
 from equipoise.core.devices import usable_device
 from equipoise.core.files import write_atomically
+from equipoise.core.grouping import grouped
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Simulator
 from equipoise.errors import ConfigError, Diverged, InvalidParameter, require, unknown_name
@@ -32,7 +33,6 @@ from equipoise.reproduce.experiments import EXPERIMENTS, SEVERAL
 from equipoise.reproduce.ray_runs import make_on_cluster
 from equipoise.reproduce.result_tables import Reproduction, machine, slug, versions
 from equipoise.result import Result
-from equipoise.round import grouped
 from equipoise.runs.many import SeededRun
 from equipoise.runs.setup import build
 from equipoise.train import train
