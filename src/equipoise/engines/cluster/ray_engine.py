@@ -31,8 +31,8 @@ from equipoise.engines.cluster.pieces import SCORING, TRAINING, JobPieces, add_n
 from equipoise.engines.cluster.ray_extra import connect, connection
 from equipoise.engines.cluster.worker_pool import Work, WorkerPool
 from equipoise.engines.simulator.calibration import Choice, StoredChoice
-from equipoise.engines.simulator.engine import Simulator, refuse_visited
 from equipoise.engines.simulator.local_rule import LocalRule
+from equipoise.engines.simulator.simulator_options import Simulator, refuse_visited
 from equipoise.errors import is_integer, is_number, require, require_number
 from equipoise.types import Aggregator, Cohort, Job, LocalSolver, LocalWork, Pull
 
