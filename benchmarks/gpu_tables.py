@@ -40,8 +40,8 @@ import torch
 from equipoise.engines.simulator import engine as simulator_engine
 from equipoise.reproduce.batched_runs import OutOfTime, TimeLimit
 from equipoise.reproduce.chosen_rates import candidate_name, candidates, chosen_rates, with_chosen_rates
+from equipoise.reproduce.experiment_runs import ExperimentRuns
 from equipoise.reproduce.experiments import EXPERIMENTS
-from equipoise.reproduce.runner import ExperimentRuns
 from equipoise.types import RoundReport
 
 PFLLIB = ("pfllib-fashion-mnist-dirichlet", "pfllib-fashion-mnist-pathological")

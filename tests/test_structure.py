@@ -241,6 +241,7 @@ HELPERS = {  # small pure helpers that a round of the loop engine passes through
     "equipoise.core.carried",  # running statistics, of models that have them
     "equipoise.core.devices",
     "equipoise.core.forward_rules",  # the masks of dropout
+    "equipoise.core.grouping",  # which of several runs can work in one call
     "equipoise.core.numbers",
     "equipoise.core.params",
     "equipoise.core.per_example_losses",

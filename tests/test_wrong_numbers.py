@@ -494,7 +494,8 @@ def test_a_search_does_not_judge_own_models_by_what_they_were_trained_on(tmp_pat
 def test_a_learning_rate_is_not_chosen_on_test_clients_of_reported_seeds():
     from types import SimpleNamespace
 
-    from equipoise.reproduce.runner import TUNING_SEED, ExperimentRuns
+    from equipoise.reproduce.chosen_rates import CHOOSING_SEED
+    from equipoise.reproduce.experiment_runs import ExperimentRuns
 
     everyone = regression(12).train
 
@@ -504,7 +505,7 @@ def test_a_learning_rate_is_not_chosen_on_test_clients_of_reported_seeds():
 
     runs = SimpleNamespace(entry=SimpleNamespace(needs=["file"]), scale=SimpleNamespace(seeds=2), seeds=range(2), data=data)
     tested = {name for seed in runs.seeds for name in data(None, seed).test.ids}
-    assert tested & set(data(None, TUNING_SEED).train.ids)
+    assert tested & set(data(None, CHOOSING_SEED).train.ids)
     kept = ExperimentRuns.tuning_data(runs, None).train.ids
     assert len(kept) > 0
     assert not tested & set(kept)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -20,6 +20,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.core import rng
 from equipoise.core.abilities import solver_traits
 from equipoise.core.equality import same_part
+from equipoise.core.grouping import grouped
 from equipoise.core.numbers import Numbers, numbers
 from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet
@@ -29,8 +30,9 @@ from equipoise.round_report import rejected_clients, report_of
 from equipoise.runs.drift import corrected_state, weights_of_steps
 from equipoise.runs.normalised_work import NormalisedWork, normalisers_of
 from equipoise.runs.state_rules import refuse_unkeepable
+from equipoise.server_step import combined_sum, left_out_factor, next_state, scaled, server_step, step_factor
 from equipoise.solvers.prepared import RoundContext
-from equipoise.types import Cohort, Combined, Job, LocalWork, RiskValue, RoundReport, ServerState
+from equipoise.types import Cohort, Combined, Job, RiskValue, RoundReport, ServerState
 
 if TYPE_CHECKING:
     from equipoise.privacy.ledger import Ledger
@@ -340,7 +342,13 @@ def finish(run: RunInRound, plan: Plan, worked: Worked | Diverged, began: float,
     return after, report if epsilon is None and not rejected else replace(report, rejected=rejected, epsilon=epsilon)
 
 
-# ------------------------------------------------------------------------------------------------------------ weights and sums
+def stop_unless_finite(values: Tensor, cohort: Cohort, clients: ClientSet, what: str) -> None:
+    """Raise Diverged with the round and the clients whose number is not finite."""
+    if not math.isfinite(numbers(values).sum()) and (bad := ~torch.isfinite(values)).any():
+        raise Diverged(cohort.round, (clients.ids[i] for i in cohort.clients[bad].tolist()), what)
+
+
+# ----------------------------------------------------------------------------------------------- weights and sums, in the open
 
 
 @dataclass(frozen=True, eq=False)
@@ -427,76 +435,3 @@ class Unprotected:
 def _are_weights(weights: Numbers) -> bool:
     """Whether all weights are finite and none is negative."""
     return bool(weights.min(initial=0.0) >= 0 and (math.isfinite(weights.sum()) or np.isfinite(weights).all()))
-
-
-def combined_sum(state: ServerState, plan: Plan, work: LocalWork) -> Combined:
-    """A sum (D,) of client updates under the plan's weights as the total of a linear aggregator."""
-    return Combined(scaled(work.update, left_out_factor(plan, work)), work, state.aggregator, carried=work.carried)
-
-
-def scaled(total: Tensor, factor: float) -> Tensor:
-    """Factor · total, (D,). The factor is 1 in most rounds, and then nothing is computed."""
-    return total if factor == 1.0 else total * factor
-
-
-def left_out_factor(plan: Plan, work: LocalWork) -> float:
-    """By what a linear total grows because some updates were left out of it: 1 / the weight that arrived."""
-    arrived = work.arrived
-    if arrived.all() or not arrived.any():
-        return 1.0
-    return 1.0 / float(plan.weights[torch.from_numpy(arrived)].sum())
-
-
-def server_step(state: ServerState, algorithm: Algorithm, total: Tensor) -> tuple[Tensor, Any]:
-    """The next parameters and the server's state."""
-    params, server_state = algorithm.server.step(state.params, total, state.server)
-    # A sum over all of them is finite if each is; the other way round is checked where it is not.
-    if not math.isfinite(float(params.sum())) and not bool(torch.isfinite(params).all()):
-        raise Diverged(state.round, (), "model after the server's step")
-    return params, server_state
-
-
-def step_factor(run: RunInRound, plan: Plan, work: LocalWork) -> float:
-    """The factor by which a risk scales the server's step: 1, unless it has a `server_step` of its own."""
-    rule = run.algorithm.traits.risk.server_step
-    if rule is None:
-        return 1.0
-    arrived = torch.isfinite(work.sq_norms)  # the others are left out of the step as they are of the total
-    sq_norms, base = work.sq_norms[arrived], plan.workers.weights[arrived]
-    losses = plan.worker_losses[arrived] if plan.worker_losses is not None else None
-    if not run.algorithm.aggregator.linear:  # or one huge update stalls the run
-        sq_norms = sq_norms.clamp(max=float(sq_norms.median()))
-    lr, weight_sum = run.solver.learning_rate(plan.cohort.round), plan.risk.weights.sum()
-    return float(rule(losses=losses, base_weights=base, weight_sum=weight_sum, sq_norms=sq_norms, lr=lr))
-
-
-def next_state(setting: Setting, state: ServerState, **changed: Any) -> ServerState:
-    """The state after a round in which the parts named by `changed` have new states."""
-    after = ServerState(**(vars(state) | changed | {"round": state.round + 1}))
-    averaging = setting.averaged.update(after)
-    return after if averaging is after.averaging else replace(after, averaging=averaging)
-
-
-def stop_unless_finite(values: Tensor, cohort: Cohort, clients: ClientSet, what: str) -> None:
-    """Raise Diverged with the round and the clients whose number is not finite."""
-    if not math.isfinite(numbers(values).sum()) and (bad := ~torch.isfinite(values)).any():
-        raise Diverged(cohort.round, (clients.ids[i] for i in cohort.clients[bad].tolist()), what)
-
-
-def grouped(numbers: Iterable[int], alike: Callable[[int, int], bool]) -> list[list[int]]:
-    """Numbers in groups whose members are alike, in the order of their first members.
-
-    >>> grouped([4, 7, 1, 10], lambda i, j: i % 3 == j % 3)
-    [[4, 7, 1, 10]]
-    >>> grouped([4, 5, 1], lambda i, j: i % 3 == j % 3)
-    [[4, 1], [5]]
-    """
-    groups: list[list[int]] = []
-    for number in numbers:
-        for group in groups:
-            if alike(group[0], number):
-                group.append(number)
-                break
-        else:
-            groups.append([number])
-    return groups

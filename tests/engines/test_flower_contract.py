@@ -1,4 +1,7 @@
-"""What flower_internals.py relies on in Flower's private modules. A new version of Flower that changes it fails here first."""
+"""What flower_internals.py and superlink_process.py rely on in Flower's private modules.
+
+A new version of Flower that changes it fails here first.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +27,21 @@ from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from equipoise.engines import flower
-from equipoise.engines.flower import flower_internals
+from equipoise.engines.flower import flower_internals, superlink_process
 from equipoise.engines.flower.apps import node_log
 
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
 PACKAGE = Path(flower.__file__).parent
 
 
-def test_private_modules_of_flower_are_imported_in_one_file():
+def test_private_modules_of_flower_are_imported_in_two_files():
     found = set()
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             found |= {file.name for name in names if name.split(".")[0] == "flwr" and name not in PUBLIC}
-    assert found == {"flower_internals.py"}
+    assert found == {"flower_internals.py", "superlink_process.py"}
 
 
 def test_keys_are_agreed_on_as_secure_sums_need():
@@ -288,7 +291,7 @@ def superlink_state():
     class State(sql_linkstate.SqlLinkState):  # a class of its own: no other test meets the changed one
         pass
 
-    flower_internals.write_less(State)
+    superlink_process.write_less(State)
     state = State(":memory:", NoOpFederationManager(), InMemoryObjectStore())
     state.initialize()
     written: list[str] = []
@@ -337,16 +340,16 @@ def test_a_superlink_ends_tasks_whose_time_is_over_once_a_second(superlink_state
         state.get_run_status({7})
     first = len(written)
     assert first > 0
-    monkeypatch.setattr(flower_internals, "END_TASKS", 0.0)
+    monkeypatch.setattr(superlink_process, "END_TASKS", 0.0)
     state.get_run_status({7})
     assert len(written) == 2 * first
-    monkeypatch.setattr(flower_internals, "END_TASKS", 1000.0)
+    monkeypatch.setattr(superlink_process, "END_TASKS", 1000.0)
     with state.session():  # a transaction that writes must have begun with it
         state.get_run_status({7})
     assert len(written) == 3 * first
 
 
-@pytest.mark.parametrize("name", flower_internals.OF_THE_OPERATOR)
+@pytest.mark.parametrize("name", superlink_process.OF_THE_OPERATOR)
 def test_layers_that_are_skipped_do_nothing_for_nodes(name, monkeypatch):
     """Each passes a request of a node on as it is, so that to go past it changes nothing; the operator's all go through it."""
     import asyncio
@@ -387,7 +390,7 @@ def test_layers_that_are_skipped_do_nothing_for_nodes(name, monkeypatch):
         return await (call_next(request) if request.url.path.startswith("/v1/control/") else dispatch(self, request, call_next))
 
     monkeypatch.setattr(usual, "dispatch", noted)
-    flower_internals.skip_layer(skipping, ("/v1/fleet/", "/v1/runtime/"))
+    superlink_process.skip_layer(skipping, ("/v1/fleet/", "/v1/runtime/"))
     assert [answer_of(skipping, path) for path in paths] == before
     assert through == []
     answer_of(skipping, "/v1/control/list-runs")
@@ -397,7 +400,7 @@ def test_layers_that_are_skipped_do_nothing_for_nodes(name, monkeypatch):
 
 def test_a_request_for_the_operators_interface_never_goes_past_its_layers():
     """The paths that go past them are those of nodes and apps, and none of them begins the operator's."""
-    source = inspect.getsource(flower_internals.skip_idle_layers)
+    source = inspect.getsource(superlink_process.skip_idle_layers)
     assert source.count('("/v1/fleet/", "/v1/runtime/")') == 2
     assert "/v1/control" not in source
 
@@ -448,7 +451,7 @@ def test_the_log_of_a_superlink_in_a_file_has_no_colours(tmp_path):
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     path = tmp_path / "superlink.log"
-    command = [sys.executable, "-P", flower_internals.__file__, "--insecure", "--host", "127.0.0.1", "--port", port]
+    command = [sys.executable, "-P", superlink_process.__file__, "--insecure", "--host", "127.0.0.1", "--port", port]
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "FLWR_HOME": str(tmp_path), "PATH": programs}
     with path.open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log, env=environment) as superlink:

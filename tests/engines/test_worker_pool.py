@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from equipoise.engines.cluster.worker_pool import PooledWorker, Session, WorkerPool
+from equipoise.engines.cluster.pooled_worker import PooledWorker
+from equipoise.engines.cluster.worker_pool import Session, WorkerPool
 
 
 class FakeRay:

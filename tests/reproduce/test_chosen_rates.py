@@ -21,7 +21,7 @@ from equipoise.reproduce.chosen_rates import (
     with_rate,
 )  # fmt: skip
 from equipoise.reproduce.entry import Method
-from equipoise.reproduce.runner import ExperimentRuns
+from equipoise.reproduce.experiment_runs import ExperimentRuns
 
 NAME = "synthetic-with-a-choice"
 

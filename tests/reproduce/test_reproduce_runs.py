@@ -16,10 +16,11 @@ import torch
 import equipoise as eq
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import ConfigError, InvalidData, InvalidParameter
-from equipoise.reproduce import EXPERIMENTS, Scale, reproduce, runner
+from equipoise.reproduce import EXPERIMENTS, Scale, reproduce
 from equipoise.reproduce import data_sets as sources
 from equipoise.reproduce import scores as measures
 from equipoise.reproduce.__main__ import main
+from equipoise.reproduce.chosen_rates import CHOOSING_SEED
 from equipoise.reproduce.experiments import FILES, SEVERAL
 from equipoise.reproduce.result_tables import slug
 
@@ -338,4 +339,4 @@ def test_names_of_files():
 
 
 def test_the_tuning_seed_is_none_of_the_reported():
-    assert all(s.first_seed + s.seeds < runner.TUNING_SEED for e in EXPERIMENTS.values() for s in e.scales.values())
+    assert all(s.first_seed + s.seeds < CHOOSING_SEED for e in EXPERIMENTS.values() for s in e.scales.values())

@@ -145,7 +145,7 @@ def superlink(
 ) -> None:
     """Run the SuperLink of this folder: TLS, known nodes alone, and a database that only its owner can read."""
     _require_flower()
-    from equipoise.engines.flower import flower_internals
+    from equipoise.engines.flower import superlink_process
     from equipoise.engines.flower.operate.kits import OperatorFolder
 
     place = OperatorFolder(folder)
@@ -162,7 +162,7 @@ def superlink(
     here = str(Path(sys.executable).parent)  # Flower finds its other programs in the path, in which a unit has none of ours
     os.environ["PATH"] = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])
     command = [
-        sys.executable, "-P", flower_internals.__file__, "--host", host, "--port", str(place.listen(host)),
+        sys.executable, "-P", superlink_process.__file__, "--host", host, "--port", str(place.listen(host)),
         "--enable-supernode-auth", "--disable-runtime-dependency-installation", "--database", str(database),
         "--ssl-ca-certfile", str(certificates.certificate), "--ssl-certfile", str(certificates.server),
         "--ssl-keyfile", str(certificates.server_key),

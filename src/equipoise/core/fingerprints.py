@@ -31,6 +31,7 @@ _FORMER_MODULES = {  # of modules that were part of another one: checkpoints of 
     "equipoise.data.label_range": "equipoise.data.clients",
     "equipoise.data.packed_rows": "equipoise.data.clients",
     "equipoise.data.target_rule": "equipoise.data.schema",
+    "equipoise.engines.simulator.simulator_options": "equipoise.engines.simulator.engine",
     "equipoise.experiment.config_tables": "equipoise.experiment.config",
     "equipoise.experiment.part_config": "equipoise.experiment.config",
     "equipoise.experiment.train_options": "equipoise.experiment.config",

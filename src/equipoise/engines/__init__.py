@@ -5,7 +5,7 @@ from typing import Any
 
 from equipoise.engines.cluster.ray_engine import Ray
 from equipoise.engines.loop import Loop
-from equipoise.engines.simulator.engine import Simulator
+from equipoise.engines.simulator.simulator_options import Simulator
 
 __all__ = ["Loop", "Ray", "Simulator", "flower"]
 

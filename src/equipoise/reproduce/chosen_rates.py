@@ -16,7 +16,7 @@ from equipoise.errors import ConfigError, InvalidParameter
 from equipoise.reproduce.entry import Figure, FinishedRun, Method
 
 if TYPE_CHECKING:
-    from equipoise.reproduce.runner import ExperimentRuns
+    from equipoise.reproduce.experiment_runs import ExperimentRuns
 
 CHOOSING_SEED = 100  # of the runs by which rates are chosen; no reported seed
 FIGURES = {"validation": Figure("accuracy on validation examples")}

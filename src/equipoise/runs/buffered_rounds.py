@@ -17,10 +17,11 @@ from torch import Tensor
 from equipoise.core import rng
 from equipoise.core.update_checks import as_local_work
 from equipoise.errors import IncompatibleParts, notify
-from equipoise.round import Outcome, Plan, next_state, or_diverged, scaled, server_step, stop_unless_finite
+from equipoise.round import Outcome, Plan, or_diverged, stop_unless_finite
 from equipoise.round_report import report_of
 from equipoise.runs.setup import Setting
 from equipoise.sampling import TICKS
+from equipoise.server_step import next_state, scaled, server_step
 from equipoise.types import Cohort, Job, LocalWork, RiskValue, RoundReport, ServerState
 
 

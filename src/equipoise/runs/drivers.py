@@ -13,12 +13,14 @@ from typing import NamedTuple
 import torch
 
 from equipoise.core.equality import same_part
+from equipoise.core.grouping import grouped
 from equipoise.errors import Diverged
-from equipoise.round import Outcome, Planned, Rounds, draw_cohort, grouped, next_state, plan_rounds, run_round
+from equipoise.round import Outcome, Planned, Rounds, draw_cohort, plan_rounds, run_round
 from equipoise.round_report import report_of
 from equipoise.runs.buffered_rounds import BufferedRounds
 from equipoise.runs.secret_cohorts import secret_cohort
 from equipoise.runs.setup import Setting
+from equipoise.server_step import next_state
 from equipoise.types import Cohort, Job, LookAheadEngine, Network, RoundReport, RoundUnderWay, ServerState
 
 Driver = Callable[[Sequence[ServerState]], list[Outcome]]

@@ -17,13 +17,13 @@ from torch import nn
 from equipoise.algorithm import Algorithm
 from equipoise.compare import Comparison
 from equipoise.core.equality import same_but_for_training, same_part
+from equipoise.core.grouping import grouped
 from equipoise.core.per_example_losses import PerExample
 from equipoise.core.task import Task
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import Diverged, ObserverFailed, each_notice_once, notify, require
 from equipoise.report.text.phrases import listed
 from equipoise.result import Result
-from equipoise.round import grouped
 from equipoise.runs.checkpoint import Checkpoints, checkpoint_of, numbered
 from equipoise.runs.health import notices
 from equipoise.runs.interrupted import note_finished, noting_interrupts

@@ -12,8 +12,9 @@ import torch
 
 from equipoise.engines.cluster.piece_work import Phase, Stretch
 from equipoise.engines.cluster.pieces import SCORING, TRAINING, JobPieces
-from equipoise.engines.cluster.ray_engine import PhaseRecord, RayEngine
+from equipoise.engines.cluster.ray_engine import RayEngine
 from equipoise.engines.cluster.round_costs import ExchangeCosts, PhaseWork
+from equipoise.engines.cluster.shared_phases import PhaseRecord
 
 _PIECES = 64  # of an exchange without work, so that every worker has some
 _BYTES = 400_000  # of a model that is sent there and back
@@ -42,7 +43,7 @@ def measure_exchange(engine: RayEngine) -> ExchangeCosts:
         times = []
         for _ in range(_TURNS):
             began = time.perf_counter()
-            engine.share_out(phase, [job], _nothing_of, fixed_bytes=model.nbytes)
+            engine.phases.share_out(phase, [job], _nothing_of, fixed_bytes=model.nbytes)
             times.append(time.perf_counter() - began)
         return statistics.median(times[_TURNS // 4 :])
 
@@ -66,14 +67,14 @@ def measure_round(engine: RayEngine, make_round: Callable[[], object], *, second
     records: list[list[PhaseRecord]] = []
     until = time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < until:
-        engine.phases = []
+        made = engine.phases.records = []
         began = time.perf_counter()
         make_round()
         times.append(time.perf_counter() - began)
-        records.append(engine.phases)
+        records.append(made)
         if len(times) >= 2 and time.perf_counter() > until + 4 * seconds:
             break
-    engine.phases = None
+    engine.phases.records = None
     count = min(len(each) for each in records)
     phases = [_phase_work([each[number] for each in records], engine.kind_of_device) for number in range(count)]
     rest = [whole - sum(phase.seconds for phase in each) for whole, each in zip(times, records, strict=True)]

@@ -7,12 +7,10 @@ way changes a bit.
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,14 +23,14 @@ from equipoise.core.task import Task
 from equipoise.core.update_checks import with_carried
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
-from equipoise.engines.cluster.packing import joined, message, pack
 from equipoise.engines.cluster.piece_work import Phase, PieceSums, Stretch, add_sums
-from equipoise.engines.cluster.pieces import SCORING, TRAINING, JobPieces, add_nodes, cut_job, split_by_job
+from equipoise.engines.cluster.pieces import SCORING, TRAINING, JobPieces, add_nodes, cut_job
 from equipoise.engines.cluster.ray_extra import connect, connection
-from equipoise.engines.cluster.worker_pool import Work, WorkerPool
+from equipoise.engines.cluster.shared_phases import SharedPhases, StretchOf
+from equipoise.engines.cluster.worker_pool import WorkerPool
 from equipoise.engines.simulator.calibration import Choice, StoredChoice
-from equipoise.engines.simulator.engine import Simulator, refuse_visited
 from equipoise.engines.simulator.local_rule import LocalRule
+from equipoise.engines.simulator.simulator_options import Simulator, refuse_visited
 from equipoise.errors import is_integer, is_number, require, require_number
 from equipoise.types import Aggregator, Cohort, Job, LocalSolver, LocalWork, Pull
 
@@ -40,12 +38,9 @@ if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
 
 _ASKED_FOR = ("num_cpus", "num_gpus")
-_PER_CLIENT = 64  # bytes of an answer for each client, besides rows: norm, loss and their wrapping
-_HEAD = 4_000  # bytes of an answer besides its tensors
 _pools: dict[tuple[object, ...], WorkerPool] = {}  # of the cluster that this process is connected to: workers wait for runs
 
 _ONE_PIECE = JobPieces(None, np.array([0, 1]), np.ones(1))  # something that one worker is asked
-StretchOf = Callable[[JobPieces, int, int, int], Stretch]  # of a job's pieces, its number, the first and the last + 1
 
 
 @dataclass(frozen=True)
@@ -126,20 +121,6 @@ class Ray:
         return RayEngine(task, data, _pools[key], self)
 
 
-class PhaseRecord(NamedTuple):
-    """A phase that was shared out: its kind and size, and the seconds that it took here and in each worker."""
-
-    kind: str
-    cost: float
-    clients: int
-    pieces: int
-    model_bytes: int
-    sum_bytes: int
-    row_bytes: int
-    seconds: float
-    worker_seconds: list[float]
-
-
 class RayEngine:
     """The running Ray engine of one task on one data set: the driver's side."""
 
@@ -159,10 +140,7 @@ class RayEngine:
         # An example costs as much as the model has numbers, also those that are not trained.
         self.numbers = max(self.dimension, sum(each.numel() for each in self.task.module.parameters()))
         self.item = self.task.layout.dtype.itemsize
-        self._models: list[tuple[Tensor, int]] = []  # of the last phase, with the number of times that each was written to
-        self._model_number = 0
-        self._heads: dict[str, tuple[Phase, bytes]] = {}  # by kind of phase
-        self.phases: list[PhaseRecord] | None = None  # what was shared out and how long it took, for those who ask
+        self.phases = SharedPhases(pool, self.session)
 
     @property
     def measured(self) -> StoredChoice:
@@ -182,7 +160,7 @@ class RayEngine:
         jobs = [self._cut(cohort, LocalRule.of(solver, solver.learning_rate(cohort.round)))]
         phase = self._phase("adapted_losses", (params,), [cohort], solver)
         phase = self._calibrate(phase, jobs, [cohort], solver)
-        found = self.share_out(phase, jobs, lambda job, number, first, last: _stretch(job, number, first, last, cohort))
+        found = self.phases.share_out(phase, jobs, lambda job, number, first, last: _stretch(job, number, first, last, cohort))
         return self._in_place(jobs[0], found[0])
 
     def losses_of(self, models: Sequence[Tensor], cohort: Cohort) -> Tensor:
@@ -199,7 +177,7 @@ class RayEngine:
         cost = float(self.numbers * (len(models) if together else 1))
         jobs = [self._cut_sizes(self.sizes[cohort.clients.numpy()], cost, reorder=True) for cohort in cohorts]
         phase = replace(self._phase("losses", models, cohorts), together=together)
-        found = self.share_out(phase, jobs, lambda job, n, first, last: _stretch(job, n, first, last, cohorts[n]))
+        found = self.phases.share_out(phase, jobs, lambda job, n, first, last: _stretch(job, n, first, last, cohorts[n]))
         return [self._in_place(job, parts, dim=1) for job, parts in zip(jobs, found, strict=True)]
 
     # ------------------------------------------------------------------------------------------------------------- local work
@@ -209,7 +187,7 @@ class RayEngine:
         jobs = [self._cut(cohort, LocalRule.of(solver, solver.learning_rate(cohort.round)))]
         phase = self._phase("updates", (params,), [cohort], solver)
         phase = self._calibrate(phase, jobs, [cohort], solver)
-        (parts,) = self.share_out(
+        (parts,) = self.phases.share_out(
             phase, jobs, lambda job, n, first, last: _stretch(job, n, first, last, cohort),
             row_bytes=self.item * (self.dimension + (0 if cohort.rows is None else cohort.rows.shape[1])),
         )  # fmt: skip
@@ -239,7 +217,7 @@ class RayEngine:
         phase = replace(self._phase("sums", tuple(job.params for job in jobs), cohorts, solver), aggregator=aggregator)
         phase = self._calibrate(phase, cuts, cohorts, solver)
         kept = jobs[0].cohort.rows
-        found = self.share_out(
+        found = self.phases.share_out(
             phase, cuts, lambda job, n, first, last: _stretch(job, n, first, last, cohorts[n], weights=jobs[n].weights),
             row_bytes=0 if kept is None else kept.shape[1] * 8,
             fixed_bytes=2 * (self.dimension * self.item + 8 * self.task.carried.size),
@@ -268,7 +246,7 @@ class RayEngine:
             return replace(_stretch(job, number, first, last, cohort), own_models=models[places], pull=_pull_on(pull, places))
 
         phase = self._calibrate(phase, jobs, [cohort], solver, stretch_of)
-        found = self.share_out(phase, jobs, stretch_of, row_bytes=self.item * models.shape[1])
+        found = self.phases.share_out(phase, jobs, stretch_of, row_bytes=self.item * models.shape[1])
         return self._in_place(jobs[0], found[0])
 
     # ------------------------------------------------------------------------------------------------------------- evaluation
@@ -304,7 +282,7 @@ class RayEngine:
 
         phase = Phase(kind, self.session, models, choice=asdict(self.choice), clients=self._name_of(clients), metrics=metrics)
         count = 2 if metrics is None else len(metrics)
-        (parts,) = self.share_out(phase, [job], stretch_of, row_bytes=8 * count)
+        (parts,) = self.phases.share_out(phase, [job], stretch_of, row_bytes=8 * count)
         return self._in_place(job, parts, dim=1)
 
     def _name_of(self, clients: ClientSet) -> str:
@@ -320,7 +298,9 @@ class RayEngine:
     def explain(self, algorithm: Algorithm | None = None) -> str:
         """Where work is done, and for this model, these data and an algorithm how a worker does it, and why."""
         phase = replace(self._phase("explain", (), []), solver=algorithm)
-        (((_, text),),) = self.share_out(phase, [_ONE_PIECE], lambda job, n, first, last: _stretch(job, n, first, last, None))
+        (((_, text),),) = self.phases.share_out(
+            phase, [_ONE_PIECE], lambda job, n, first, last: _stretch(job, n, first, last, None)
+        )
         nodes = sorted({worker.name for worker in self.pool.workers})
         return f"{len(self.pool.workers)} workers of a Ray cluster on {len(nodes)} nodes: {', '.join(nodes)}\n{text}"
 
@@ -363,54 +343,9 @@ class RayEngine:
             return _stretch(job, number, piece, piece + 1, cohort, weights=cohort.weights)
 
         measuring = replace(phase, kind="calibrate")
-        ((_, found),) = self.share_out(measuring, [_ONE_PIECE], one_piece)[0]
+        ((_, found),) = self.phases.share_out(measuring, [_ONE_PIECE], one_piece)[0]
         self.choice = replace(Choice.of(found), clients=clients)  # too little work to measure has no chunk size: remember that
         return replace(phase, choice=asdict(self.choice))
-
-    def share_out(
-        self, phase: Phase, jobs: Sequence[JobPieces], stretch_of: StretchOf, *, row_bytes: int = 0, fixed_bytes: int = 0
-    ) -> list[list[tuple[Tensor, Any]]]:
-        """The answers to a phase, by job: places in the cohort, and what a worker says of the clients there."""
-        counts = [len(job) for job in jobs]
-
-        def own(first: int, last: int) -> list[Stretch]:
-            return [stretch_of(jobs[n], n, a, b) for n, a, b in split_by_job(first, last, counts)]
-
-        def answer_bytes(first: int, last: int) -> int:
-            parts = split_by_job(first, last, counts)
-            clients = sum(int(jobs[n].bounds[b] - jobs[n].bounds[a]) for n, a, b in parts)
-            return _HEAD + clients * (_PER_CLIENT + row_bytes) + len(parts) * fixed_bytes
-
-        costs, began = np.concatenate([job.costs for job in jobs]), time.perf_counter()
-        number = self._number_of(phase.models)
-        work = Work(phase.kind, costs, self._head(phase), cache(lambda: message(phase.models)), number, own, answer_bytes)
-        found: list[list[tuple[Tensor, Any]]] = [[] for _ in jobs]
-        answers = self.pool.share(self.session, work)
-        if self.phases is not None:
-            self.phases.append(PhaseRecord(
-                phase.kind, float(costs.sum()), sum(int(job.bounds[-1]) for job in jobs), len(costs),
-                sum(model.nbytes for model in phase.models), fixed_bytes // 2, row_bytes,
-                time.perf_counter() - began, [answer.seconds for _, answer in answers],
-            ))  # fmt: skip
-        for (first, last), answer in answers:
-            for (n, a, b), value in zip(split_by_job(first, last, counts), answer.values, strict=True):
-                found[n].append((jobs[n].places(a, b), value))
-        return found
-
-    def _number_of(self, models: tuple[Tensor, ...]) -> int:
-        """The number of models: that of the phase before if they are the same ones."""
-        now = [(model, model._version) for model in models]
-        if len(now) != len(self._models) or any(a is not b or u != v for (a, u), (b, v) in zip(now, self._models, strict=True)):
-            self._models, self._model_number = now, self._model_number + 1
-        return self._model_number
-
-    def _head(self, phase: Phase) -> bytes:
-        """What all workers are told of a phase besides its models; packed once as long as it stays."""
-        head, (known, packed) = replace(phase, models=()), self._heads.get(phase.kind, (None, b""))
-        if known is None or not head.says_the_same(known):
-            packed = joined(pack(head))
-            self._heads[phase.kind] = head, packed
-        return packed
 
     @staticmethod
     def _in_place(job: JobPieces, parts: Sequence[tuple[Tensor, Tensor]], dim: int = 0) -> Tensor:

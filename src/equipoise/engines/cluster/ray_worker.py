@@ -27,7 +27,8 @@ from equipoise.data.federated_data import FederatedData
 from equipoise.engines.cluster.packing import Letter, answer_parts, opened, pack, pack_numbers
 from equipoise.engines.cluster.piece_work import Phase, Stretch, work_on
 from equipoise.engines.simulator.calibration import Choice
-from equipoise.engines.simulator.engine import Simulator, SimulatorEngine
+from equipoise.engines.simulator.engine import SimulatorEngine
+from equipoise.engines.simulator.simulator_options import Simulator
 from equipoise.errors import EquipoiseError
 
 _KNOWN_HEADS = 16  # phases that a worker remembers: a round has a few, and they come again

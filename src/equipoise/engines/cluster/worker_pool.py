@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from equipoise.core.numbers import Numbers
@@ -24,6 +24,7 @@ from equipoise.engines.cluster.packing import (
     part_bytes,
 )
 from equipoise.engines.cluster.pieces import Node, share_out
+from equipoise.engines.cluster.pooled_worker import FIRST_SECONDS, PooledWorker
 from equipoise.engines.cluster.ray_extra import connection
 from equipoise.engines.cluster.ray_worker import Answer, RayWorker, versions
 from equipoise.errors import EquipoiseError, IncompatibleParts, notify
@@ -31,41 +32,7 @@ from equipoise.errors import EquipoiseError, IncompatibleParts, notify
 _LOOK_SECONDS = 1.0  # between two looks at the cluster for new nodes and lost workers
 _START_SECONDS = 120.0  # for the first worker to be there
 _OTHERS_SECONDS = 10.0  # for the others, after it
-_FIRST_SECONDS = 600.0  # for work of a kind that a worker has not done before
-_SLOWER = 10.0  # times its usual time that a worker may take
 _MOST_LOST = 3  # workers of a node that may end without an answer, one after the other
-
-
-@dataclass(eq=False)
-class PooledWorker:
-    """A worker, as the driver sees it."""
-
-    actor: Any
-    node: str  # Ray's name of its node
-    hello: Any  # the reference to its first answer
-    name: str = ""  # its node's name for people
-    process: int = 0  # its number on its node
-    opening: dict[int, Any] = field(default_factory=dict)  # answers to `open`, by session
-    speeds: dict[str, float] = field(default_factory=dict)  # cost per second, by kind of phase
-    calls: dict[int, Any] = field(default_factory=dict)  # its method `work`, by number of results
-    models: dict[int, int] = field(default_factory=dict)  # the number of the models that it has, by session
-
-    def call(self, count: int) -> Any:
-        """The method `work` with a given number of results."""
-        if count not in self.calls:
-            self.calls[count] = self.actor.work.options(num_returns=count)
-        return self.calls[count]
-
-    def took(self, kind: str, cost: float, seconds: float) -> None:
-        """Remember how fast it was."""
-        speed = cost / max(seconds, 1e-6)
-        self.speeds[kind] = 0.7 * self.speeds[kind] + 0.3 * speed if kind in self.speeds else speed
-
-    def most_seconds(self, kind: str, cost: float, patience: float) -> float:
-        """How long it may take, by its own past."""
-        if kind not in self.speeds:
-            return max(_FIRST_SECONDS, patience)
-        return patience + _SLOWER * cost / self.speeds[kind]
 
 
 @dataclass(eq=False)
@@ -121,7 +88,7 @@ class WorkerPool:
         self._looked = 0.0
         self._next = 0
         self._actors: list[Any] = []
-        self._stop = weakref.finalize(self, _kill_all, self.ray, self._actors)
+        weakref.finalize(self, _kill_all, self.ray, self._actors)
         self.answers: dict[str, int] = {}  # calls that each node has answered
 
     # ------------------------------------------------------------------------------------------------------ workers and nodes
@@ -266,7 +233,7 @@ class WorkerPool:
         if reference is None:
             return True
         try:
-            answer: Answer = self.ray.get(reference, timeout=_FIRST_SECONDS)
+            answer: Answer = self.ray.get(reference, timeout=FIRST_SECONDS)
         except Exception as failure:
             self._left(worker, f"it was lost when it opened the data: {_first_line(failure)}")
             return False
@@ -405,11 +372,6 @@ class WorkerPool:
         """Bytes of memory that a worker has of its own: the most of all."""
         found: list[int] = self.ray.get([worker.actor.memory.remote() for worker in self.workers])
         return max(found)
-
-    def stop(self) -> None:
-        """End all workers."""
-        self._stop()
-        self.workers, self.starting = [], []
 
 
 def _room(resources: dict[str, float], per_worker: dict[str, float]) -> int:

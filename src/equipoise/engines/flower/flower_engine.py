@@ -10,9 +10,8 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -22,7 +21,6 @@ from equipoise.client_metrics import ClientMetrics
 from equipoise.client_table import ClientTable
 from equipoise.core.abilities import solver_traits
 from equipoise.core.carried import mean_carried
-from equipoise.core.error_names import ZERO_ONE
 from equipoise.core.task import Task
 from equipoise.core.update_checks import checked_norms, longest_square, with_carried
 from equipoise.data.clients import ClientSet
@@ -30,13 +28,14 @@ from equipoise.data.federated_data import FederatedData
 from equipoise.engines.flower.apps.members import Member
 from equipoise.engines.flower.apps.run_control import RunControl
 from equipoise.engines.flower.apps.welcome import Welcome
-from equipoise.engines.flower.personal.remote_work import UNKNOWN_SCORES, RemotePersonalWork
+from equipoise.engines.flower.node_scores import NodeScores
+from equipoise.engines.flower.personal.remote_work import RemotePersonalWork
 from equipoise.engines.flower.personal.solver_memory import RemoteRows, kept_values
-from equipoise.engines.flower.secure.evaluations import BY_POLICY, SecureEvaluation, list_absent, unknown_table
+from equipoise.engines.flower.secure.evaluations import SecureEvaluation
 from equipoise.engines.flower.secure.identities import default_colluders, read_public_text, signed_threshold
 from equipoise.engines.flower.secure.network_rules import refuse_on_nodes
 from equipoise.engines.flower.secure.protections import mask_sums
-from equipoise.engines.flower.transport.answer_readings import asked_metrics, read_any_loss, read_loss, wrong_scores
+from equipoise.engines.flower.transport.answer_readings import read_any_loss, read_loss
 from equipoise.engines.flower.transport.messages import MessageContent, counted
 from equipoise.engines.flower.transport.messenger import (
     ClientRequest,
@@ -133,8 +132,7 @@ class FlowerEngine(Engine):
         self.secure: SecureEvaluation | None = None  # set where nothing of a single client may be asked for
         self.names_nobody = False  # under differential privacy a loss that is not finite counts as the bound
         self.round = RoundAtHand()
-        self.evaluated: dict[str, list[str]] = {}  # who answered the last evaluation, by split
-        self.unanswered: dict[str, str] = {}  # who did not, and why
+        self.scores = NodeScores(self)
         self.tries: list[str] = []  # why the round was tried again, each time
 
     @property
@@ -177,7 +175,7 @@ class FlowerEngine(Engine):
         report = replace(report, bytes_sent=sent.total(), bytes_received=received.total(), bytes_by_client=by_client)
         return state, replace(report, failed_tries=tuple(self.tries))
 
-    def _tries(self) -> Iterator[int]:
+    def numbered_tries(self) -> Iterator[int]:
         """The numbers of the tries at something, with a pause between two; each begins without faults."""
         for number in range(self.patience.retries + 1):
             if number:
@@ -190,7 +188,7 @@ class FlowerEngine(Engine):
     def try_again(self, work: Callable[[int], T]) -> T:
         """Work that is tried again, with the number of the try, while too few clients do their part."""
         self.tries = []
-        for number in self._tries():
+        for number in self.numbered_tries():
             try:
                 return work(number)
             except TooFewClients as failure:
@@ -369,14 +367,7 @@ class FlowerEngine(Engine):
 
         They are NaN for clients that do not answer.
         """
-        split = next((name for name, holders in self.data.splits.items() if holders is clients), "train")
-        ids = clients.ids if which is None else [clients.ids[k] for k in which.tolist()]
-        wanted = set(ids)
-        members = self.federation.members.items()
-        asked = [client for client, member in members if split in member.splits and (which is None or client in wanted)]
-        scores = self._scores(params, asked)
-        losses, errors = torch.stack([scores.get(client, {}).get(split, UNKNOWN_SCORES) for client in ids], 1)
-        return losses, errors
+        return self.scores.shared(params, clients, which)
 
     def client_table(
         self, params: Tensor, data: FederatedData, round_index: int, metrics: ClientMetrics | None = None
@@ -384,71 +375,7 @@ class FlowerEngine(Engine):
         """Every client of every split at `params`, in one exchange; clients that do not answer have no row, and are named."""
         if self.secure is not None:
             return self.secure.table(params, data, round_index)
-        members = self.federation.members
-        may = [client for client, member in members.items() if member.evaluates]
-        scores = self._scores(params, may, metrics) if may else {}
-        shares = self.task.error_name == ZERO_ONE
-        wrong = {client: why for client, found in scores.items() if (why := wrong_scores(found.values(), shares=shares))}
-        if len(wrong) < len(scores):  # where all are wrong, the model is
-            scores = {client: found for client, found in scores.items() if client not in wrong}
-            self.unanswered |= wrong
-        self.evaluated = {s: [i for i in clients.ids if s in scores.get(i, {})] for s, clients in data.splits.items()}
-        if not may:
-            return unknown_table(data)
-        if not self.evaluated["train"]:
-            raise TooFewClients("No client that trains has answered the evaluation.")
-        reasons = {**self.messenger.barred, **self.unanswered, **dict.fromkeys(members.keys() - may, BY_POLICY)}
-        rows = [(client, split) for split, ids in self.evaluated.items() for client in ids]
-        ids, splits = zip(*rows, strict=True)
-        seen = set(data.train.ids)
-        loss, error, *more = torch.stack([scores[client][split] for client, split in rows], 1)
-        table = ClientTable(
-            ids,
-            splits,
-            torch.tensor([client in seen for client in ids]),
-            torch.tensor([self.federation.members[client].splits[split] for client, split in rows]),
-            loss,
-            error,
-            not_evaluated=list_absent(data, self.evaluated, reasons),
-        )
-        return table if metrics is None or not more else table.with_metrics(metrics, torch.stack(more))
-
-    def _scores(
-        self, params: Tensor, asked: Iterable[str], metrics: ClientMetrics | None = None
-    ) -> dict[str, dict[str, Tensor]]:
-        """Loss, error and metrics (2 + M,) of the shared model by client and split."""
-        request = ClientRequest(self.request_values(self.federation.seed, **asked_metrics(metrics)), {"params": params})
-        return self.ask_scores("evaluate.scores", dict.fromkeys(asked, request), 0, metrics)
-
-    def ask_scores(
-        self, action: str, left: Mapping[str, ClientRequest], round_index: int, metrics: ClientMetrics | None = None
-    ) -> dict[str, dict[str, Tensor]]:
-        """Loss, error and metrics by client and split; silent clients are asked again, as often as a round is tried."""
-        scores: dict[str, dict[str, Tensor]] = {}
-        reading = partial(self._read_scores, 2 + len(metrics or ()))
-        reasons: dict[str, str] = {}
-        for number in self._tries():
-            left = {client: request for client, request in left.items() if client not in self.messenger.barred}
-            if number and all(client in self.messenger.resting for client in left):
-                break  # they have not even said who they are
-            scores |= self.messenger.ask(action, left, round_index, reading)
-            left = {client: request for client, request in left.items() if client not in scores}
-            reasons = {client: self.messenger.faults.get(client, "") for client in left}
-            if not left:
-                break
-        self.unanswered = reasons
-        if left:
-            shown = show_faults(reasons)
-            notify(f"{counted(len(left), 'client')} could not be evaluated: {shown}.")
-        if len(scores) < min(self.patience.minimum, len(scores) + len(left)):
-            answered = f"{counted(len(scores), 'client')} answered the evaluation"
-            raise TooFewClients(f"{answered}, and {self.patience.minimum} are needed: {show_faults(reasons)}.")
-        return scores
-
-    def _read_scores(self, count: int, answer: MessageContent) -> dict[str, Tensor]:
-        if "lost" in answer.values:
-            return {}
-        return {split: answer.tensor(split, torch.float64, (count,)) for split in self.data.splits if split in answer.arrays}
+        return self.scores.table(params, data, metrics)
 
     # -------------------------------------------------------------------------------------------- parts that a network changes
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial, reduce
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,6 @@ from equipoise.attacks.malicious import corrupted_work, sees_all_updates, summed
 from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import read, solver_traits
 from equipoise.core.carried import count_carried
-from equipoise.core.devices import usable_device
 from equipoise.core.per_example_losses import misclassified
 from equipoise.core.task import Task
 from equipoise.core.update_checks import checked_norms, longest_square, with_carried
@@ -48,11 +47,10 @@ from equipoise.engines.simulator.cuda.step_graphs import StepGraphs
 from equipoise.engines.simulator.explanation import measured_lines, path_answers, table
 from equipoise.engines.simulator.local_rule import LocalRule, PullKind, kind_of
 from equipoise.engines.simulator.local_work import Worker, Workplace, squared_norms
-from equipoise.engines.simulator.precision import FULL, PRECISIONS, Precision
+from equipoise.engines.simulator.precision import FULL, Precision
 from equipoise.engines.simulator.scoring import Scoring
 from equipoise.engines.simulator.vectorisation import BatchingTrial, try_batching
 from equipoise.engines.simulator.workers import Workers, can_fork, one_thread
-from equipoise.errors import IncompatibleParts, is_integer, notify, require
 from equipoise.solvers import SGD
 from equipoise.types import Aggregator, AggregatorTraits, Cohort, Job, LocalSolver, LocalWork, LookAheadEngine, Pull
 
@@ -60,72 +58,6 @@ if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
 
 _EXPLAINED = 200  # clients whose chunks an explanation is about
-
-
-@dataclass(frozen=True)
-class Simulator:
-    """Train many clients at once. `device` is any torch device.
-
-    `chunk_size` is how many clients are trained as one batch, `workers` how many processes do so side by side on a CPU, each
-    with one torch thread. None measures what is fastest before the first round; the choice is kept with a checkpoint, and for
-    the next run on this machine. Results depend on neither beyond rounding.
-
-    `compiled` says whether a CPU may train softmax regression by C code, which is compiled once where there is a C compiler; it
-    is measured beside the rest, and used if it is the fastest.
-
-    `precision` is the precision of matrix products on a GPU: "float32", or the faster and less exact "tf32" (10 bits of
-    each factor) and "bf16" (7 bits in the forward pass, too); parameters, gradients and sums are float32 in any case.
-
-    `resident` says whether the examples of all clients stay on the device, or those of a cohort at a time, the next cohort's
-    being read while this one works. None: on a GPU, if they take at most half of its free memory.
-
-    A model that cannot be vectorised over clients is trained one client at a time instead, with one notice.
-
-    Source: ours; vectorising over clients with torch.func.
-    """
-
-    chunk_size: int | None = None
-    device: str | None = None
-    workers: int | None = None
-    precision: str = "float32"
-    compiled: bool = True
-    resident: bool | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("chunk_size", "workers"):
-            value = getattr(self, name)
-            good = value is None or (is_integer(value) and value >= 1)
-            require(good, name, "must be a whole number of at least 1, or None", value)
-        require(isinstance(self.compiled, bool), "compiled", "must be True or False", self.compiled)
-        require(self.resident in (None, True, False), "resident", "must be True, False or None", self.resident)
-        on_cpu = self.device is None or str(self.device).startswith("cpu")
-        require(self.workers is None or on_cpu, "workers", "must be left alone on a GPU", self.workers)
-        rule = f"must be one of {', '.join(map(repr, PRECISIONS))}"
-        require(self.precision in PRECISIONS, "precision", rule, self.precision)
-        fix = 'Leave it at "float32", or give device="cuda".'
-        require(self.precision == "float32" or not on_cpu, "precision", "is for a GPU", self.precision, fix)
-
-    def start(self, task: Task, data: FederatedData) -> SimulatorEngine:
-        """The running engine for a task on a data set."""
-        refuse_visited(data)
-        given = Choice(self.chunk_size, self.workers)
-        device, precision = usable_device(self.device), Precision(self.precision)
-        engine = SimulatorEngine(task, data, device, given, precision, self.compiled, self.resident)
-        reason = engine.why_not_vectorised()
-        if reason is not None:
-            engine.fall_back(reason)
-            text = f"{type(task.module).__name__} cannot be vectorised over clients ({reason}), so clients are trained"
-            notify(f"{text} one at a time. Results are the same; rounds are slower.")
-        return engine
-
-
-def refuse_visited(data: FederatedData) -> None:
-    """Refuse data that are read anew at every visit."""
-    if any(clients.is_visited for clients in data.splits.values()):
-        raise IncompatibleParts(
-            "These data read inputs from a Dataset at every visit (random augmentation); the simulator packs data once.",
-            'Train with engine="loop", or leave the augmentation out.',
-        )
 
 
 class SimulatorEngine:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import secrets
 import tomllib
 import warnings
@@ -17,23 +16,29 @@ from typing import TYPE_CHECKING, Any, cast
 from flwr.serverapp import Grid
 from torch import nn
 
-from equipoise.absent_clients import absent_words
 from equipoise.algorithm import Algorithm
 from equipoise.core.files import locked, write_atomically
 from equipoise.core.task import Task
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines.flower.apps.fixed_rounds import refuse_more_rounds
+from equipoise.engines.flower.apps.foreseen_refusals import (
+    evaluated_rounds,
+    refuse_many_evaluations,
+    refuse_silent,
+    refuse_unmeasured,
+)
 from equipoise.engines.flower.apps.introductions import Introductions
 from equipoise.engines.flower.apps.members import Member, make_stand_in, natural_order
 from equipoise.engines.flower.apps.model_source import digest_frozen, digest_layout, make_model
-from equipoise.engines.flower.apps.node_keys import KNOWN_NODES, RETIRED, KnownNodes, read_node_names
+from equipoise.engines.flower.apps.node_keys import KNOWN_NODES, KnownNodes, read_node_names
+from equipoise.engines.flower.apps.round_log import LogRounds
 from equipoise.engines.flower.apps.run_control import RunControl, give_order, read_order
 from equipoise.engines.flower.apps.run_secret import batch_seed, open_secret, public_seed
-from equipoise.engines.flower.apps.run_status import RunStatus, moment, read_events
+from equipoise.engines.flower.apps.run_status import RunStatus
 from equipoise.engines.flower.apps.welcome import MoreClients, Welcome, gather
 from equipoise.engines.flower.flower_engine import Federation, Patience
 from equipoise.engines.flower.secure.crowds import check_crowd
-from equipoise.engines.flower.secure.network_rules import refuse_on_nodes
+from equipoise.engines.flower.secure.network_rules import refuse_both_trained, refuse_on_nodes
 from equipoise.engines.flower.transport.messages import MessageContent, counted
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
 from equipoise.errors import ConfigError, EquipoiseNotice, IncompatibleParts
@@ -42,16 +47,13 @@ from equipoise.experiment.folder import run as run_in_folder
 from equipoise.experiment.recorded import FEDERATION, RecordedConfig
 from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.train_options import TrainRecord
-from equipoise.models.adapters import WHY_NOT_BOTH, trains_lora_a
-from equipoise.observers import Evaluation
 from equipoise.privacy.drowned_sums import drowning_words
 from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.result import Result
 from equipoise.runs.checkpoint import Checkpoints, read_checkpoint
-from equipoise.runs.crowded_tail import SEVERAL, crowded_tail
 from equipoise.runs.setup import Setting, set_up
 from equipoise.train import train
-from equipoise.types import Observer, RoundReport
+from equipoise.types import Observer
 
 if TYPE_CHECKING:
     from equipoise.engines.flower.apps.server import ServerPlan
@@ -235,69 +237,6 @@ def admit(
     return everyone
 
 
-def refuse_silent(members: Mapping[str, Member], algorithm: Algorithm, *, signed: bool) -> None:
-    """Refuse to begin a run in which some nodes would answer nothing."""
-    sums = algorithm.traits.privacy.sums_alone
-    if sums and (others := [client for client, member in members.items() if bool(member.identity) != signed]):
-        names = ", ".join(others[:5])
-        if signed:
-            fix = "Make keys (`equipoise flower key`), exchange them, and name them in the nodes' policies."
-            raise IncompatibleParts(f"{names} have no key to sign sums with.", fix)
-        raise IncompatibleParts(f"{names} take part in signed sums only.", "Add signed=True to server_app.")
-    silent = [client for client, member in members.items() if member.only_sums]
-    if silent and not algorithm.traits.privacy.sums_alone:
-        raise IncompatibleParts(
-            f"{', '.join(silent[:5])} take part in secure sums only, and this algorithm asks for single updates.",
-            "Add privacy=privacy.SecureAggregation() to the Algorithm.",
-        )
-
-
-def refuse_both_trained(model: nn.Module, algorithm: Algorithm) -> None:
-    """Refuse low-rank adapters that train both matrices under differential privacy: every node makes its model itself."""
-    if algorithm.traits.privacy.clip is not None and trains_lora_a(model):
-        raise IncompatibleParts(
-            f"{type(model).__name__} trains A and B of its adapters, but under differential privacy {WHY_NOT_BOTH}.",
-            "Make the model by models.freeze_lora_a(…) on the server and on every node.",
-        )
-
-
-def refuse_unmeasured(members: Mapping[str, Member], metrics: Mapping[str, Any] | None) -> None:
-    """Refuse to begin a run with metrics that some node does not compute."""
-    for name in metrics or ():
-        if lacking := [client for client, member in members.items() if name not in member.metrics]:
-            raise IncompatibleParts(
-                f"{', '.join(lacking[:5])} cannot compute the metric {name!r}, which is computed where the examples are.",
-                f"Give client_app(metrics={{{name!r}: …}}) on these nodes, too, or leave it out.",
-            )
-
-
-def evaluated_rounds(place: RunFolder | None) -> tuple[int, set[int]]:
-    """How many rounds a run has behind it, and after which of them it was evaluated: nodes have counted these."""
-    if place is None or not place.checkpoint.exists():
-        return 0, set()
-    run = read_checkpoint(place.checkpoint).runs[0]
-    told = {int(event["after_round"]) for event in read_events(place.path) if event.get("event") == "evaluation"}
-    return run.state.round, told | {point.round for point in run.history.points}  # which lack that at the end of a run
-
-
-def refuse_many_evaluations(members: Mapping[str, Member], plan: ServerPlan, behind: tuple[int, set[int]]) -> None:
-    """Refuse to begin a run with more evaluations than the policy of some node allows: it would stop on its way.
-
-    Those that the run has `behind` it count: after the end of a run that is extended there was one.
-    """
-    every = plan.evaluate_every or (1 if plan.stop is not None else plan.rounds)
-    done, made = behind
-    planned = len(made | {after for after in (*range(every, plan.rounds, every), plan.rounds) if after > done})
-    limits = {client: member.evaluations for client, member in members.items() if member.evaluates and member.evaluations}
-    if strict := [client for client, most in limits.items() if most < planned]:
-        least = min(limits[client] for client in strict)
-        raise IncompatibleParts(
-            f"The run has {planned} evaluations{f', {len(made)} of them made' if made else ''}, and the policies of "
-            f"{', '.join(strict[:5])} allow fewer, the least {least}.",
-            "Raise evaluate-every, or ask the owners to raise `evaluations` in policy.toml.",
-        )
-
-
 # ------------------------------------------------------------------------------------------------------- the run as a folder
 
 
@@ -378,50 +317,6 @@ class FederatedRun:
             ledger=ledger,
         )  # fmt: skip
         return replace(result, personal=None)  # clients' own models are on their nodes
-
-
-class LogRounds(Observer):
-    """One line per round in Flower's log, which is the operator's."""
-
-    def __init__(self, algorithm: Algorithm) -> None:
-        self.algorithm = algorithm
-        self._rounds: list[RoundReport] = []  # of which nothing was said yet
-        self._told = False  # that the tail holds too many
-
-    def trained(self, report: RoundReport) -> int:
-        """How many clients have trained: under differential privacy a report counts those that were asked."""
-        sums = self.algorithm.traits.privacy.sums_alone
-        asked = self.algorithm.private and (sums or report.loss_from == "work")
-        return max(0, report.trained - len(report.missing)) if asked else report.trained
-
-    def on_round(self, report: RoundReport) -> None:
-        """Log the round, and a warning for each client that it went on without; losses that nobody knows are left out."""
-        known = {"loss": report.loss, "worst 10 %": report.tail_loss}
-        losses = [f"{name} {value:.4f}" for name, value in known.items() if not math.isnan(value)]
-        tail = [] if report.tail_share is None else [f"{100 * report.tail_share:.0f} % in the tail"]
-        text = f"Round {report.round + 1}: {', '.join([*losses, *tail, f'{self.trained(report)} trained'])}"
-        text += f", {report.bytes_sent / 1e3:.1f} kB out, {report.bytes_received / 1e3:.1f} kB in"
-        log.info("%s %s", moment(), text)
-        if report.skipped:
-            log.warning("Round %d is skipped, and leaves the model as it is: %s.", report.round + 1, report.skipped)
-        for why in report.failed_tries:
-            log.warning("Round %d was tried again: %s", report.round + 1, why)
-        for client in report.rejected:
-            log.warning("Round %d goes on without the update of %s, which is of no use.", report.round + 1, client)
-        for client, why in report.missing.items():
-            if why != RETIRED:  # of which the log has told
-                log.warning("Round %d goes on without %s, who %s.", report.round + 1, client, why)
-        self._rounds = [*self._rounds, report][-SEVERAL:]
-        for text in () if self._told else crowded_tail(self.algorithm, self._rounds):
-            self._told = True
-            log.warning("%s", text)
-
-    def on_evaluation(self, evaluation: Evaluation) -> None:
-        """Log who is not in the figures of an evaluation: its means do not compare with those over other clients."""
-        table, told = evaluation.clients, {RETIRED}  # of which the log has told
-        lacking = [split for split, absent in table.not_evaluated.items() if set(absent.values()) - told]
-        for split in [each for each in ("test", "validation", "train") if each in lacking][:1]:
-            log.warning("Evaluation after round %d: %s", evaluation.round, absent_words(table, split))
 
 
 def write_roster(members: Mapping[str, Member], run: str) -> str:

@@ -22,8 +22,6 @@ from equipoise.types import Cohort, LocalSolver, Personalisation, PersonalTraits
 if TYPE_CHECKING:
     from equipoise.engines.flower.flower_engine import FlowerEngine
 
-UNKNOWN_SCORES = torch.full((2,), float("nan"), dtype=torch.float64)  # loss and error
-
 
 class RemotePersonalWork:
     """Personal work on the nodes. The server knows of each client the round it last took part in, and never its model.
@@ -136,13 +134,13 @@ class RemotePersonalWork:
         if engine.secure is not None:
             means = engine.secure.means(engine.data, round_index, requests.__getitem__, own=True)
             return {split: (pair[:1], pair[1:]) for split, (pair, _) in means.items()}
-        if not any(engine.evaluated.values()):  # nobody may be asked: the table has one row without figures
+        if not any(engine.scores.evaluated.values()):  # nobody may be asked: the table has one row without figures
             return {"train": (torch.full((1,), math.nan, dtype=torch.float64),) * 2}
-        asked_of = {client: requests[client] for client in engine.evaluated["train"]}
-        scores = engine.ask_scores("evaluate.own", asked_of, round_index, self.metrics)
+        asked_of = {client: requests[client] for client in engine.scores.evaluated["train"]}
+        scores = engine.scores.ask("evaluate.own", asked_of, round_index, self.metrics)
         unknown = torch.full((2 + len(self.metrics),), math.nan, dtype=torch.float64)
         result = {}
-        for split, ids in engine.evaluated.items():
+        for split, ids in engine.scores.evaluated.items():
             both = [scores.get(client, {}).get(split) for client in ids]
             known = [unknown if numbers is None else finite_scores(numbers) for numbers in both]
             result[split] = tuple((torch.stack(known) if known else unknown.new_zeros(0, len(unknown))).unbind(1))

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 from equipoise.core.abilities import read
 from equipoise.errors import IncompatibleParts
+from equipoise.models.adapters import WHY_NOT_BOTH, trains_lora_a
 from equipoise.types import AggregatorTraits
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from equipoise.algorithm import Algorithm
 
 USE_HISTOGRAM = (
@@ -25,6 +28,15 @@ def refuse_on_nodes(algorithm: Algorithm, *, signed: bool = False) -> None:
     if problems:
         reasons, cures = (list(dict.fromkeys(texts)) for texts in zip(*problems, strict=True))
         raise IncompatibleParts(" ".join(reasons), " ".join(cures))
+
+
+def refuse_both_trained(model: nn.Module, algorithm: Algorithm) -> None:
+    """Refuse low-rank adapters that train both matrices under differential privacy: every node makes its model itself."""
+    if algorithm.traits.privacy.clip is not None and trains_lora_a(model):
+        raise IncompatibleParts(
+            f"{type(model).__name__} trains A and B of its adapters, but under differential privacy {WHY_NOT_BOTH}.",
+            "Make the model by models.freeze_lora_a(…) on the server and on every node.",
+        )
 
 
 def find_problems(algorithm: Algorithm, *, signed: bool) -> Iterator[Problem]:

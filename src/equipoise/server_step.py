@@ -1,0 +1,66 @@
+"""What the server does with client updates at the end of a round: it adds them up, steps, and has its next state."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm
+from equipoise.errors import Diverged
+from equipoise.types import Combined, LocalWork, ServerState
+
+if TYPE_CHECKING:
+    from equipoise.round import Plan, RunInRound
+    from equipoise.runs.setup import Setting
+
+
+def combined_sum(state: ServerState, plan: Plan, work: LocalWork) -> Combined:
+    """A sum (D,) of client updates under the plan's weights as the total of a linear aggregator."""
+    return Combined(scaled(work.update, left_out_factor(plan, work)), work, state.aggregator, carried=work.carried)
+
+
+def left_out_factor(plan: Plan, work: LocalWork) -> float:
+    """By what a linear total grows because some updates were left out of it: 1 / the weight that arrived."""
+    arrived = work.arrived
+    if arrived.all() or not arrived.any():
+        return 1.0
+    return 1.0 / float(plan.weights[torch.from_numpy(arrived)].sum())
+
+
+def scaled(total: Tensor, factor: float) -> Tensor:
+    """Factor · total, (D,). The factor is 1 in most rounds, and then nothing is computed."""
+    return total if factor == 1.0 else total * factor
+
+
+def step_factor(run: RunInRound, plan: Plan, work: LocalWork) -> float:
+    """The factor by which a risk scales the server's step: 1, unless it has a `server_step` of its own."""
+    rule = run.algorithm.traits.risk.server_step
+    if rule is None:
+        return 1.0
+    arrived = torch.isfinite(work.sq_norms)  # the others are left out of the step as they are of the total
+    sq_norms, base = work.sq_norms[arrived], plan.workers.weights[arrived]
+    losses = plan.worker_losses[arrived] if plan.worker_losses is not None else None
+    if not run.algorithm.aggregator.linear:  # or one huge update stalls the run
+        sq_norms = sq_norms.clamp(max=float(sq_norms.median()))
+    lr, weight_sum = run.solver.learning_rate(plan.cohort.round), plan.risk.weights.sum()
+    return float(rule(losses=losses, base_weights=base, weight_sum=weight_sum, sq_norms=sq_norms, lr=lr))
+
+
+def server_step(state: ServerState, algorithm: Algorithm, total: Tensor) -> tuple[Tensor, Any]:
+    """The next parameters and the server's state."""
+    params, server_state = algorithm.server.step(state.params, total, state.server)
+    # A sum over all of them is finite if each is; the other way round is checked where it is not.
+    if not math.isfinite(float(params.sum())) and not bool(torch.isfinite(params).all()):
+        raise Diverged(state.round, (), "model after the server's step")
+    return params, server_state
+
+
+def next_state(setting: Setting, state: ServerState, **changed: Any) -> ServerState:
+    """The state after a round in which the parts named by `changed` have new states."""
+    after = ServerState(**(vars(state) | changed | {"round": state.round + 1}))
+    averaging = setting.averaged.update(after)
+    return after if averaging is after.averaging else replace(after, averaging=averaging)
