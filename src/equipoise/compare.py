@@ -28,6 +28,7 @@ from equipoise.report.data.over_seeds import (
 from equipoise.report.data.paired import Differences
 from equipoise.report.text.paper_tables import differences_of, latex_table, markdown_table, paper_table
 from equipoise.report.text.phrases import INTERVAL, SHARED, capital, plural, remarks
+from equipoise.report.text.sentences import ValueFormat, trivial_words
 from equipoise.result import Result
 from equipoise.run_summary import missing_words
 from equipoise.runs.checked_first import refuse_unfit_methods
@@ -182,7 +183,9 @@ class Comparison:
                 lines.append(f"{SHARED:<{width}}{cells(row, 'shared_')}")
                 lines += interval_lines(method, "shared_error")
         if trivial := next((row for row in table.values() if "trivial_mean" in row), None):
-            lines.append(f"{trivial_name(self.all_results):<{width}}{cells(trivial, 'trivial_')}")
+            answer = trivial_name(self.all_results)
+            lines.append(f"{answer:<{width}}{cells(trivial, 'trivial_')}")
+            lines += filter(None, [trivial_words(table, ValueFormat(percent=False, decimals=3), answer)])
         lines += self._difference_lines()
         if spent := self.privacy:
             lines.append(spent)

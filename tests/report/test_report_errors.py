@@ -181,6 +181,30 @@ def test_a_model_no_better_than_the_trivial_answer_is_said_so_in_words():
     assert f"The 90th percentile, {2 * top:.4f}, is no better" in worse
 
 
+def test_a_comparison_names_the_methods_that_are_no_better_than_the_trivial_answer():
+    run = trained(error=mean_absolute_error)
+    table = run.clients.where("test")
+    top = float(table.trivial_error.max())  # the 90th percentile of eight clients is the largest error
+
+    def times(*factors):
+        made = [replace(run, clients=replace(table, error=f * table.trivial_error), name=f"× {f:g}") for f in factors]
+        return {each.name: [each] for each in made}
+
+    ending = f"no better than that of the trivial answer (mean of the targets), {top:.3f}."
+    for methods, said in (
+        (times(0.5, 0.9), ""),
+        (times(2), f"The 90th percentile, {2 * top:.3f}, is {ending}"),
+        (times(0.5, 2), f"The 90th percentile of × 2, {2 * top:.3f}, is {ending}"),
+        (times(1, 0.5, 2), f"The 90th percentiles of × 1 ({top:.3f}) and × 2 ({2 * top:.3f}) are {ending}"),
+    ):
+        text = eq.Comparison(methods).summary()
+        assert text.count("no better") == bool(said)
+        assert said in text
+        caption = str(comparison_table([run for runs in methods.values() for run in runs]).caption)
+        assert said in caption
+        assert caption.count("no better") == bool(said)
+
+
 def test_axes_name_the_error_and_the_note_has_no_code(tmp_path):
     run = trained(error=mean_absolute_error)
     study = Study.of([run])

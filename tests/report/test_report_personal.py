@@ -424,7 +424,8 @@ def test_where_all_are_malicious_figures_are_of_them(ditto, tmp_path):
 
 def test_the_summary_has_own_and_shared_rows_and_one_line_that_says_so(attacked):
     one = Comparison({name: runs[:1] for name, runs in attacked.results.items()})
-    title, header, plain, ditto, shared, trivial, said, few = one.summary().splitlines()
+    title, header, plain, ditto, shared, trivial, no_better, said, few = one.summary().splitlines()
+    assert "no better than that of the trivial answer" in no_better
     assert few.startswith("All 16 benign test clients have fewer than 30 examples")
     columns = {name: runs[0].clients.where("test") for name, runs in one.results.items()}
     benign = ~columns["Ditto"].malicious
