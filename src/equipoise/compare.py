@@ -13,6 +13,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.core.words import counted
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import each_notice_once, require
+from equipoise.few_clients import few_clients_words
 from equipoise.privacy.observer_table import composed_words
 from equipoise.report import export_figures, write_report
 from equipoise.report.data.contradictions import contradictions_of
@@ -191,8 +192,7 @@ class Comparison:
             lines.append(spent)
         if said := remarks(self.results, table, "{:.3f}".format):
             lines.append(said)
-        if few := small_clients_words(self.all_results):
-            lines.append(few)
+        lines += filter(None, (small_clients_words(self.all_results), few_clients_words(self.all_results)))
         for name in dict.fromkeys(name for run in self.all_results for name in run.clients.metrics):
             found = {method: metric_figures(runs, name) for method, runs in self.results.items()}
             known = {method: figures for method, figures in found.items() if figures is not None}

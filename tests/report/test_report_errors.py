@@ -128,8 +128,8 @@ def test_the_summary_of_one_run_has_the_trivial_answer():
     assert found.trivial_error.mean == pytest.approx(float(errors.mean()))
     assert lines[0].split()[-4:] == ["error", "loss", "trivial", "error"]
     assert float(lines[1].split()[-1]) == pytest.approx(float(errors.mean()), abs=1e-4)
-    assert lines[-2] == "trivial error: the same answer for every example, the mean of the targets of training."
-    assert lines[-1] == "All 8 test clients have fewer than 30 examples: much of their error may be chance."
+    assert lines[-3] == "trivial error: the same answer for every example, the mean of the targets of training."
+    assert lines[-2] == "All 8 test clients have fewer than 30 examples: much of their error may be chance."
 
 
 def test_a_change_of_a_client_is_one_number(tmp_path):

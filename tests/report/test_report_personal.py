@@ -139,7 +139,9 @@ def test_headlines_follow_known_errors(attacked, tmp_path):
     assert page.by_id["note"] == (
         "1 of 10 training clients is malicious, and figures are of the benign ones. "
         "Under Ditto, each client is served a model of its own. "
-        "All 9 benign test clients have fewer than 30 examples: much of their error may be chance."
+        "All 9 benign test clients have fewer than 30 examples: much of their error may be chance. "
+        "There are only 9 benign test clients: of fewer than 10, the 90th percentile is the one that fares worst, as is the "
+        "worst 10 %."
     )
     assert page.cell("Ditto", "mean") == "12.2"
     assert below(page, "Ditto")[1] == "45.6"

@@ -79,6 +79,7 @@ def validation_table(records: Sequence[RunRecord]) -> list[Table]:
 
 def comparison_table(records: Sequence[RunRecord]) -> Table:
     """A table of methods: figures of the error ± over seeds, clients trained per round and seconds; the better in bold."""
+    from equipoise.few_clients import few_clients_words
     from equipoise.report.data.over_seeds import FIGURES, figures_of, in_percent, intervals_of, split_words, trivial_name
     from equipoise.report.data.paired import bold_words, figures_by_seed, separated_methods
     from equipoise.report.text.phrases import INTERVAL, SHARED, capital, remarks
@@ -94,7 +95,7 @@ def comparison_table(records: Sequence[RunRecord]) -> Table:
     said_of_methods = remarks(by_name, rows, lambda value: f"{factor * value:.{digits}f}")
     few = small_clients_words(records, f"--at-least {FEW_EXAMPLES} leaves them out")
     no_better = trivial_words(rows, ValueFormat(percent=percent, decimals=digits), trivial_name(records))
-    remark = " ".join(filter(None, (no_better, said_of_methods, few)))
+    remark = " ".join(filter(None, (no_better, said_of_methods, few, few_clients_words(records))))
     split = f" ({said})" if (said := split_words(records)) else ""
     title = f"{noun} over {first.who}, mean ± standard deviation over seeds{split}"
     table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
