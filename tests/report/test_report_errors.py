@@ -117,7 +117,8 @@ def test_clients_with_few_examples_are_marked(tmp_path):
     card = (tmp_path / "m.card.md").read_text(encoding="utf-8")
     assert "Those that fare worst: s3 (1" in card
     assert "(* fewer than 30 test examples: much of this number may be chance)" in card
-    enough = Page(trained(pd.concat([PRICES] * 12)).report(tmp_path / "r.html"))
+    many = pd.concat([PRICES.assign(a=PRICES["a"] + k) for k in range(12)])
+    enough = Page(trained(many).report(tmp_path / "r.html"))
     assert "may be chance" not in enough.source
 
 
