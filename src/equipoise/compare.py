@@ -13,6 +13,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.core.words import counted
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import each_notice_once, require
+from equipoise.few_clients import few_clients_words
 from equipoise.privacy.observer_table import composed_words
 from equipoise.report import export_figures, write_report
 from equipoise.report.data.contradictions import contradictions_of
@@ -28,6 +29,7 @@ from equipoise.report.data.over_seeds import (
 from equipoise.report.data.paired import Differences
 from equipoise.report.text.paper_tables import differences_of, latex_table, markdown_table, paper_table
 from equipoise.report.text.phrases import INTERVAL, SHARED, capital, plural, remarks
+from equipoise.report.text.sentences import ValueFormat, trivial_words
 from equipoise.result import Result
 from equipoise.run_summary import missing_words
 from equipoise.runs.checked_first import refuse_unfit_methods
@@ -183,14 +185,15 @@ class Comparison:
                 lines.append(f"{SHARED:<{width}}{cells(row, 'shared_')}")
                 lines += interval_lines(method, "shared_error")
         if trivial := next((row for row in table.values() if "trivial_mean" in row), None):
-            lines.append(f"{trivial_name(self.all_results):<{width}}{cells(trivial, 'trivial_')}")
+            answer = trivial_name(self.all_results)
+            lines.append(f"{answer:<{width}}{cells(trivial, 'trivial_')}")
+            lines += filter(None, [trivial_words(table, ValueFormat(percent=False, decimals=3), answer)])
         lines += self._difference_lines()
         if spent := self.privacy:
             lines.append(spent)
         if said := remarks(self.results, table, "{:.3f}".format):
             lines.append(said)
-        if few := small_clients_words(self.all_results):
-            lines.append(few)
+        lines += filter(None, (small_clients_words(self.all_results), few_clients_words(self.all_results)))
         for name in dict.fromkeys(name for run in self.all_results for name in run.clients.metrics):
             found = {method: metric_figures(runs, name) for method, runs in self.results.items()}
             known = {method: figures for method, figures in found.items() if figures is not None}

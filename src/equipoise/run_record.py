@@ -14,6 +14,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.client_table import ClientTable, weights_in_means
 from equipoise.core.error_names import error_words
 from equipoise.core.words import counted
+from equipoise.few_clients import few_clients_words
 from equipoise.metrics import summarise
 from equipoise.observers import History
 from equipoise.report import export_figures, write_report
@@ -101,7 +102,7 @@ class RunRecord:
             {name: figures[name] for name in rows.metrics}, tuple(rows.personal_metrics), self.error_name, self.target,
             trivial, rows.trivial_answer, tuple(subgroup_lines({self.name: [judged]})), self.at_least,
             small_clients_words([judged], judged_rows=[rows]), rows.not_evaluated.get(split, {}), absent_words(rows, split),
-            f"{attacked}." if attacked else "",
+            f"{attacked}." if attacked else "", few_clients_words([judged]),
         )  # fmt: skip
 
     def judged_by(self, split: str | None = None, at_least: int = 0) -> Self:

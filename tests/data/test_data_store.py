@@ -692,7 +692,10 @@ def _anonymous():
 
 
 def test_nothing_reads_all_ids(tmp_path, monkeypatch):
-    """Training, a checkpoint, own models, an attack and saving read the ids of those who are shown, not of all clients."""
+    """Training, a checkpoint, own models, an attack and saving read the ids of those who are shown, not of all clients.
+
+    Saving own models, which writes a row of each training client, also writes the id of each, once.
+    """
     write_store(some_clients(300), tmp_path / "a")
     data = eq.attacks.apply(open_store(tmp_path / "a", test=0.5), eq.attacks.RandomUpdates(share=0.02))
     read = []
@@ -709,6 +712,8 @@ def test_nothing_reads_all_ids(tmp_path, monkeypatch):
         result = eq.train(
             model, data, algorithm, rounds=2, clients_per_round=5, evaluate_clients=10, checkpoint=tmp_path / "c/state"
         )
+    assert sum(read) < 50
     result.save(tmp_path / "run")
     assert result.personal.params([result.personal.ids[3]]).shape == (1, len(result.params))
-    assert sum(read) < 100
+    assert sum(read) < 150 + 50
+    assert json.loads((tmp_path / "run/personal.ids.json").read_text()) == list(data.train.ids)

@@ -380,9 +380,10 @@ def test_own_models_of_a_configuration_and_of_rows_without_clients(shops):
 
 def test_folders_that_do_not_say_whose_a_model_is(shops):
     with_own_models(evaluate_clients=5)
+    Path("own/personal.ids.json").unlink()  # as earlier versions left it
     refused = call("predict", "own", "week.csv", *READING)
     assert refused.exit_code == 2
-    assert "holds own models of 12 clients, but clients.parquet names only 5" in " ".join(refused.stderr.split())
+    assert "holds own models of 12 clients, but 5 clients are named in the folder" in " ".join(refused.stderr.split())
     assert call("predict", "own", "week.csv", "--shared", *READING).exit_code == 0
     shutil.rmtree("own")
     with_own_models()
@@ -408,7 +409,7 @@ def test_damaged_own_models_are_refused(shops):
     wrong = {
         "holds float32 of shape (12, 3), but must hold": rows[:, :3],
         "holds int64 of shape": rows.astype(np.int64),
-        "names only 12": np.concatenate([rows, rows]),
+        "holds own models of 24 clients, but 12 clients are named": np.concatenate([rows, rows]),
         "cannot be read": np.array([{}] * 12, dtype=object),  # pickled
     }
     for words, values in wrong.items():
@@ -417,6 +418,32 @@ def test_damaged_own_models_are_refused(shops):
         assert refused.exit_code == 2, words
         assert words in " ".join(refused.stderr.split())
         with pytest.raises(eq.errors.ConfigError, match=re.escape(words)):
+            eq.read_personal_models("own")
+
+
+def test_a_folder_names_all_clients_if_a_sample_of_them_was_evaluated(shops):
+    with_own_models()
+    whole, every = call("predict", "own", "week.csv", *READING), eq.read_personal_models("own").ids
+    assert not Path("own/personal.ids.json").exists()  # clients.parquet names them
+    shutil.rmtree("own")
+    _, result, _ = with_own_models(evaluate_clients=5)
+    assert result.sampled["train"] == (5, 12)
+    sampled, own = call("predict", "own", "week.csv", *READING), eq.read_personal_models("own")
+    assert sampled.exit_code == 0
+    assert (sampled.stdout, sampled.stderr) == (whole.stdout, whole.stderr)
+    assert own.ids == every == tuple(result.personal.ids)
+    left_out = next(name for name in own.ids if name not in result.clients.where("train").client)
+    read, made = (models.model(left_out).state_dict() for models in (own, result.personal))
+    assert all(value.equal(made[name]) for name, value in read.items())
+    ids = Path("own/personal.ids.json")
+    ids.write_text(json.dumps([*every[1:], every[0]]))
+    with pytest.raises(eq.errors.ConfigError, match=r"personal\.ids\.json is damaged"):
+        eq.read_personal_models("own")
+    log = Path("own/rounds.jsonl")
+    log.write_text("\n".join(log.read_text().splitlines()[:-1]) + "\n")  # without checksums
+    for wrong in ('{"a": 1}', "[1, 2]", json.dumps([*every[1:], every[1]]), "[", ""):
+        ids.write_text(wrong)
+        with pytest.raises(eq.errors.ConfigError, match=r"cannot be read: .* Run it anew\."):
             eq.read_personal_models("own")
 
 

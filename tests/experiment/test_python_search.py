@@ -184,6 +184,7 @@ def test_at_least_leaves_out_small_validation_clients_and_few_examples_are_said(
     every, large = (eq.tune(by_rate, {"lr": [0.01, 0.1]}, model, data, **given, at_least=least) for least in (0, small + 1))
     few = sum(size < 30 for size in data.validation.sizes.tolist())  # "b" and "c"
     assert f"{few} of 3 validation clients have fewer than 30 examples: much of their error may be chance" in every.summary()
+    assert "There are only 3 validation clients: of fewer than 10, the 90th percentile is the" in every.summary()
     assert "at_least=30 leaves them out" in every.summary()
     assert f"over clients with {small + 1} validation examples or more" in large.summary()
     assert f"1 of 3 validation clients has fewer than {small + 1} examples and is left out." in large.summary()

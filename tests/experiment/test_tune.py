@@ -401,3 +401,4 @@ def test_at_least_leaves_out_small_validation_clients(tmp_path, console, here):
         read_search(file, ["search.at_least=5", "search.criterion=train_loss"])
     tune.tune(read_search(file), tmp_path / "every", workers=1, console=console)
     assert "have fewer than 30 examples: much of their error may be chance" in console.file.getvalue()
+    assert f"There are only {len(sizes)} validation clients: of fewer than 10, the 90th" in console.file.getvalue()

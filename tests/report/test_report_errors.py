@@ -117,7 +117,8 @@ def test_clients_with_few_examples_are_marked(tmp_path):
     card = (tmp_path / "m.card.md").read_text(encoding="utf-8")
     assert "Those that fare worst: s3 (1" in card
     assert "(* fewer than 30 test examples: much of this number may be chance)" in card
-    enough = Page(trained(pd.concat([PRICES] * 12)).report(tmp_path / "r.html"))
+    many = pd.concat([PRICES.assign(a=PRICES["a"] + k) for k in range(12)])
+    enough = Page(trained(many).report(tmp_path / "r.html"))
     assert "may be chance" not in enough.source
 
 
@@ -128,8 +129,8 @@ def test_the_summary_of_one_run_has_the_trivial_answer():
     assert found.trivial_error.mean == pytest.approx(float(errors.mean()))
     assert lines[0].split()[-4:] == ["error", "loss", "trivial", "error"]
     assert float(lines[1].split()[-1]) == pytest.approx(float(errors.mean()), abs=1e-4)
-    assert lines[-2] == "trivial error: the same answer for every example, the mean of the targets of training."
-    assert lines[-1] == "All 8 test clients have fewer than 30 examples: much of their error may be chance."
+    assert lines[-3] == "trivial error: the same answer for every example, the mean of the targets of training."
+    assert lines[-2] == "All 8 test clients have fewer than 30 examples: much of their error may be chance."
 
 
 def test_a_change_of_a_client_is_one_number(tmp_path):
@@ -179,6 +180,30 @@ def test_a_model_no_better_than_the_trivial_answer_is_said_so_in_words():
     top = float(table.trivial_error.max())
     worse = str(replace(run, clients=replace(table, error=2 * table.trivial_error)).summary())
     assert f"The 90th percentile, {2 * top:.4f}, is no better" in worse
+
+
+def test_a_comparison_names_the_methods_that_are_no_better_than_the_trivial_answer():
+    run = trained(error=mean_absolute_error)
+    table = run.clients.where("test")
+    top = float(table.trivial_error.max())  # the 90th percentile of eight clients is the largest error
+
+    def times(*factors):
+        made = [replace(run, clients=replace(table, error=f * table.trivial_error), name=f"× {f:g}") for f in factors]
+        return {each.name: [each] for each in made}
+
+    ending = f"no better than that of the trivial answer (mean of the targets), {top:.3f}."
+    for methods, said in (
+        (times(0.5, 0.9), ""),
+        (times(2), f"The 90th percentile, {2 * top:.3f}, is {ending}"),
+        (times(0.5, 2), f"The 90th percentile of × 2, {2 * top:.3f}, is {ending}"),
+        (times(1, 0.5, 2), f"The 90th percentiles of × 1 ({top:.3f}) and × 2 ({2 * top:.3f}) are {ending}"),
+    ):
+        text = eq.Comparison(methods).summary()
+        assert text.count("no better") == bool(said)
+        assert said in text
+        caption = str(comparison_table([run for runs in methods.values() for run in runs]).caption)
+        assert said in caption
+        assert caption.count("no better") == bool(said)
 
 
 def test_axes_name_the_error_and_the_note_has_no_code(tmp_path):

@@ -139,7 +139,9 @@ def test_headlines_follow_known_errors(attacked, tmp_path):
     assert page.by_id["note"] == (
         "1 of 10 training clients is malicious, and figures are of the benign ones. "
         "Under Ditto, each client is served a model of its own. "
-        "All 9 benign test clients have fewer than 30 examples: much of their error may be chance."
+        "All 9 benign test clients have fewer than 30 examples: much of their error may be chance. "
+        "There are only 9 benign test clients: of fewer than 10, the 90th percentile is the one that fares worst, as is the "
+        "worst 10 %."
     )
     assert page.cell("Ditto", "mean") == "12.2"
     assert below(page, "Ditto")[1] == "45.6"
@@ -424,7 +426,8 @@ def test_where_all_are_malicious_figures_are_of_them(ditto, tmp_path):
 
 def test_the_summary_has_own_and_shared_rows_and_one_line_that_says_so(attacked):
     one = Comparison({name: runs[:1] for name, runs in attacked.results.items()})
-    title, header, plain, ditto, shared, trivial, said, few = one.summary().splitlines()
+    title, header, plain, ditto, shared, trivial, no_better, said, few = one.summary().splitlines()
+    assert "no better than that of the trivial answer" in no_better
     assert few.startswith("All 16 benign test clients have fewer than 30 examples")
     columns = {name: runs[0].clients.where("test") for name, runs in one.results.items()}
     benign = ~columns["Ditto"].malicious

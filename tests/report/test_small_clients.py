@@ -7,6 +7,7 @@ import torch
 from report_cases import Page
 
 import equipoise as eq
+from equipoise.cli.listing import comparison_table
 from equipoise.client_table import ClientTable
 from equipoise.compare import Comparison
 from equipoise.errors import InvalidParameter
@@ -181,3 +182,52 @@ def test_one_thing_is_written_as_one(run):
     assert "Up to 1 client has no auc and is left out of its figures." in Comparison({"FedAvg": [lacking]}).summary()
     data = eq.data.from_arrays(torch.zeros(3, 2), torch.tensor([0, 1, 1]), ["a", "a", "b"], test=0.5)
     assert "1 client / 1 example" in repr(data)
+
+
+# ------------------------------------------------------------------------------------------------------------ few clients
+
+
+def judged_on(run, count, split="test", **changes):
+    """The run, judged on `count` clients of 40 examples, with errors 0.01, 0.02 and so on."""
+    table = joined(rows("train", [50, 50], [0.5, 0.5]), rows(split, [40] * count, [k / 100 for k in range(1, count + 1)]))
+    return replace(run, clients=table, **changes)
+
+
+WORST = "of fewer than 10, the 90th percentile is the one that fares worst, as is the worst 10 %."
+
+
+def test_of_fewer_than_ten_clients_the_90th_percentile_is_the_worst(run):
+    # By the definition: 8 of 9 clients are 88.9 %, less than 90 %; 9 of 10 are 90 %.
+    nine, ten = judged_on(run, 9).summary(), judged_on(run, 10).summary()
+    assert nine.error.percentiles[90] == 0.09
+    assert ten.error.percentiles[90] == 0.09
+    assert nine.few_clients == f"There are only 9 test clients: {WORST}"
+    assert str(nine).count("fares worst") == 1
+    assert ten.few_clients == ""
+    assert "fares worst" not in str(ten)
+    one = judged_on(run, 1).summary()
+    assert one.few_clients == "There is only one test client: mean, 90th percentile and worst 10 % are its own."
+    assert judged_on(run, 3, "validation").summary().few_clients == f"There are only 3 validation clients: {WORST}"
+    assert judged_on(run, 12).summary("train").few_clients == ""  # two clients, which count by their examples
+    assert run.summary(at_least=30).few_clients == f"There are only 5 test clients with 30 examples or more: {WORST}"
+    sampled = judged_on(run, 5, sampled={"train": (2, 2), "test": (5, 60)})
+    assert sampled.summary().few_clients == f"There are only 5 evaluated test clients: {WORST}"
+
+
+def test_tables_of_methods_and_pages_say_so_once(run, tmp_path):
+    def methods(*counts):
+        return {f"method {k}": [judged_on(run, count, name=f"method {k}")] for k, count in enumerate(counts)}
+
+    for counts, said in (
+        ((8, 8), f"There are only 8 test clients: {WORST}"),
+        ((7, 8), f"There are only 7 to 8 test clients: {WORST}"),
+        ((8, 20), f"Some runs have only 8 test clients: {WORST}"),
+        ((20, 20), ""),
+    ):
+        comparison = Comparison(methods(*counts))
+        page = Page(comparison.report(tmp_path / "r.html"))
+        texts = [comparison.summary(), comparison.to_markdown(), str(comparison_table(comparison.all_results).caption)]
+        for text in (*texts, page.by_id.get("note", "")):
+            assert text.count("fewer than 10") == bool(said)
+            assert said in text
+    assert "fewer than 10" in Comparison(methods(8, 8)).to_latex()

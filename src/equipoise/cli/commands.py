@@ -210,8 +210,9 @@ def run(
         console.print(Text(str(result.privacy)), soft_wrap=True)
     console.print()
     members = sorted(run_folder.path.glob("members/*")), run_folder.path / "family.json"
-    files = run_folder.report, run_folder.clients, run_folder.model, run_folder.onnx, run_folder.personal, run_folder.rounds
-    _print_files(console, filter(Path.exists, (*files, run_folder.config, *members[0], members[1])))
+    files = run_folder.report, run_folder.clients, run_folder.model, run_folder.onnx, run_folder.personal
+    others = run_folder.personal_ids, run_folder.rounds, run_folder.config, *members[0], members[1]
+    _print_files(console, filter(Path.exists, (*files, *others)))
 
 
 @app.command()

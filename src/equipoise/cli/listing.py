@@ -79,9 +79,11 @@ def validation_table(records: Sequence[RunRecord]) -> list[Table]:
 
 def comparison_table(records: Sequence[RunRecord]) -> Table:
     """A table of methods: figures of the error ± over seeds, clients trained per round and seconds; the better in bold."""
+    from equipoise.few_clients import few_clients_words
     from equipoise.report.data.over_seeds import FIGURES, figures_of, in_percent, intervals_of, split_words, trivial_name
     from equipoise.report.data.paired import bold_words, figures_by_seed, separated_methods
     from equipoise.report.text.phrases import INTERVAL, SHARED, capital, remarks
+    from equipoise.report.text.sentences import ValueFormat, trivial_words
     from equipoise.small_clients import FEW_EXAMPLES, small_clients_words
 
     by_name = by_method(records)
@@ -91,7 +93,9 @@ def comparison_table(records: Sequence[RunRecord]) -> Table:
     noun = capital(records[0].measured) + " in %" * percent
     factor, digits = (100.0, 1) if percent else (1.0, 3)
     said_of_methods = remarks(by_name, rows, lambda value: f"{factor * value:.{digits}f}")
-    remark = f"{said_of_methods} {small_clients_words(records, f'--at-least {FEW_EXAMPLES} leaves them out')}".strip()
+    few = small_clients_words(records, f"--at-least {FEW_EXAMPLES} leaves them out")
+    no_better = trivial_words(rows, ValueFormat(percent=percent, decimals=digits), trivial_name(records))
+    remark = " ".join(filter(None, (no_better, said_of_methods, few, few_clients_words(records))))
     split = f" ({said})" if (said := split_words(records)) else ""
     title = f"{noun} over {first.who}, mean ± standard deviation over seeds{split}"
     table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

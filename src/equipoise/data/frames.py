@@ -17,9 +17,11 @@ from equipoise.core.trees import select
 from equipoise.data import splits
 from equipoise.data.arrays import client_of_rows, rows_by_client
 from equipoise.data.arrow_tables import arrow_table, check_names
+from equipoise.data.client_columns import ClientNameCheck
 from equipoise.data.clients import ClientSet, large_enough
 from equipoise.data.csv_files import read_csv
 from equipoise.data.csv_reading import kept_rows, places_of
+from equipoise.data.duplicate_rows import tell_of_duplicates
 from equipoise.data.federated_data import FederatedData, TablePlaces
 from equipoise.data.file_access import PathLike
 from equipoise.data.missing_cells import refuse_missing
@@ -79,7 +81,8 @@ def from_frame(
     count rows from 0, those that are left out included, and name the line of a CSV file.
 
     Notices name what looks odd, and the fix: texts in a column of numbers, whole numbers that look like identifiers of
-    rows, names that look alike, categories that training did not have, clients without an example to test or validate on.
+    rows, columns that name the client, rows that are there several times, names that look alike, categories that training did
+    not have, clients without an example to test or validate on.
 
     >>> frame = {"who": ["a", "a", "b", "b"], "age": [30, None, 50, 60], "ill": ["no", "yes", "no", "yes"]}
     >>> data = from_frame(frame, client="who", target="ill", test=0.5)
@@ -110,11 +113,18 @@ def from_frame(
             target_kind=target_kind, classes=classes, source=name,
         )  # fmt: skip
         tell_of_similar(schema, owners[1], client, name)
+        if (check := ClientNameCheck.of(owners[0])) is not None:
+            for rule in schema.columns:
+                if rule.becomes != "left out" and rule.name not in (kinds or {}):
+                    check.tell_of(TableColumn.of(table, rule.name, name), rule.kind)
     else:
         options = {"columns": columns, "kinds": kinds, "one_hot": None if one_hot == 16 else one_hot}
         schema = given_schema(schema, target, **options, target_kind=target_kind, classes=classes or None)
     (x, unseen), y = schema.inputs_of(table, name), schema.targets(table, name)
     tell_of_unseen(unseen, name)
+    used = [*(rule.name for rule in schema.columns if rule.becomes != "left out"), target]
+    ignored = [each for each in table.column_names if each not in {*used, client}]
+    tell_of_duplicates(table, used, owners[0], ignored, split_by, name)
     if split_by == "examples":
         tell_of_untested(parts, None if split is not None else (validation, test), of_table=True)
     parts = parts.with_attributes(described) if described else parts

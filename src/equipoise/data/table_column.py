@@ -107,7 +107,7 @@ class TableColumn:
 
         if not self.is_text or self.values.null_count == len(self.values):
             return self
-        encoded = self._decoded().combine_chunks().dictionary_encode()
+        encoded = self.decoded().combine_chunks().dictionary_encode()
         texts, missing = encoded.dictionary, _are_missing(encoded.dictionary)
         known = texts.filter(compute.invert(missing))
         if not len(known) or not known[0].as_py()[:1].isdecimal() or (found := temporal_of_text(known)) is None:
@@ -153,7 +153,7 @@ class TableColumn:
             raise InvalidData(f"{self} holds {self.values.type}, but dates are expected.")
         if kind is None:
             return np.full(len(self.values), np.nan)
-        counts = self._decoded().cast(pa.int64()).cast(pa.float64(), safe=False)
+        counts = self.decoded().cast(pa.int64()).cast(pa.float64(), safe=False)
         days: NDArray[np.float64] = counts.to_numpy().astype(np.float64) / _MICROSECONDS_PER_DAY
         return days
 
@@ -171,7 +171,7 @@ class TableColumn:
         """
         if self.type_kind is None:
             return np.full(len(self.values), -1), []
-        encoded = self._decoded().combine_chunks().dictionary_encode()
+        encoded = self.decoded().combine_chunks().dictionary_encode()
         known: dict[str, int] = {}
         codes = [-1]
         for value in self._listed(encoded.dictionary):
@@ -184,7 +184,7 @@ class TableColumn:
         """In words, what a column of one value or none holds; empty if its rows differ."""
         if self.type_kind is None:
             return "all missing"
-        values, known = self._decoded(), []
+        values, known = self.decoded(), []
         for part in (values[:100], values):  # the first rows mostly differ, which saves looking at all
             distinct = self._listed(part.unique()[:3])
             known = [value for value in distinct if not _is_missing(value)]
@@ -192,7 +192,7 @@ class TableColumn:
                 return ""
         return f"always {text_of(known[0])!r}" if known else "all missing"
 
-    def _decoded(self) -> Any:
+    def decoded(self) -> Any:
         """The values without a dictionary, text in one type, dates and times in microseconds."""
         import pyarrow as pa
         import pyarrow.types as kinds

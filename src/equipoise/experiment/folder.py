@@ -1,6 +1,7 @@
 """A run's folder: config.toml, rounds.jsonl, checkpoint/state.safetensors, clients.parquet, model.safetensors, report.html.
 
-Where clients have models of their own there is personal.npy, too: one row of parameters for each training client, in order.
+Where clients have models of their own there is personal.npy, too: one row of parameters for each training client, in order. If
+only a sample of them was evaluated, personal.ids.json names all of them.
 Where the data are a table there is schema.json: how each column was encoded. A private run has ledger.jsonl: every release,
 written down before it was made.
 

@@ -34,6 +34,7 @@ from equipoise.errors import (
 from equipoise.experiment.optuna_trials import imported_optuna, search_by_optuna
 from equipoise.experiment.search import CRITERIA, Axis, Criterion, Range, Values, check_axis, folder_name, trial_name
 from equipoise.experiment.trial_results import TrialResult, cell_text, criterion_of, criterion_words, noise_words, spread_text
+from equipoise.few_clients import few_clients_words
 from equipoise.privacy.observer_table import PrivacyTable, composed_words
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build, chosen_seeds, refuse_swapped
@@ -57,7 +58,7 @@ class Tuning:
     seeds: int
     privacy: str = ""  # what the private runs of the search cost together; empty without differential privacy
     at_least: int = 0  # examples of the validation clients that count
-    small_clients: str = ""  # a sentence on validation clients with few examples, under the best trial; empty without any
+    small_clients: str = ""  # on few validation clients, or few examples of theirs, under the best trial; else empty
 
     @property
     def values(self) -> dict[str, Any]:
@@ -112,7 +113,7 @@ class PythonTrials:
     refusals: list[EquipoiseError] = field(default_factory=list)  # of trials that failed
     privacy: list[PrivacyTable | None] = field(default_factory=list)  # of all runs
     known: dict[str, TrialResult] = field(default_factory=dict)  # by name: Optuna may ask for the same values again
-    small_clients: dict[str, str] = field(default_factory=dict)  # by name, a sentence on clients with few examples
+    small_clients: dict[str, str] = field(default_factory=dict)  # by name, sentences on few clients, or few examples of theirs
 
     @property
     def seed(self) -> int:
@@ -167,7 +168,8 @@ class PythonTrials:
             by_seed.append(criterion_of(run.clients, self.criterion, self.at_least))
             if self.criterion == "validation_90":
                 judged = run.judged_by("validation", self.at_least)
-                self.small_clients.setdefault(trial_name(values), small_clients_words([judged]))
+                few = filter(None, (small_clients_words([judged]), few_clients_words([judged])))
+                self.small_clients.setdefault(trial_name(values), " ".join(few))
         return TrialResult.of(values, by_seed, self.criterion)
 
     def clients(self, seed: int) -> FederatedData:

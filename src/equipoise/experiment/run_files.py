@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,7 @@ class RunFolder:
     model = _File("model.safetensors")
     onnx = _File("model.onnx")
     personal = _File("personal.npy")
+    personal_ids = _File("personal.ids.json")
     report = _File("report.html")
     schema = _File("schema.json")
     log = _File("run.log")
@@ -80,6 +81,8 @@ def write_outcome(result: Result, folder: RunFolder, *, report: bool = True) -> 
     written.append(write_atomically(folder.model, model_bytes(result)))
     if result.personal is not None:
         written.append(result.personal.to_npy(folder.personal))
+        if result.sample_of("train") is not None:  # clients.parquet names only some of the clients that have models
+            written.append(write_atomically(folder.personal_ids, _json_list(result.personal.ids)))
     if report:
         result.report(folder.report)
     end = {"event": "end", "seconds": result.seconds, "data": result.data, "error_is_loss": result.error_is_loss}
@@ -97,6 +100,15 @@ def write_outcome(result: Result, folder: RunFolder, *, report: bool = True) -> 
     if result.history.stopped is not None:
         end["stopped"] = asdict(result.history.stopped)
     log_end(folder, end)
+
+
+def _json_list(texts: Iterable[str]) -> bytes:
+    """Texts as a list in JSON, made one by one: there may be a million."""
+    made = bytearray()
+    for text in texts:
+        made += b", " if made else b""
+        made += json.dumps(text).encode()
+    return b"[" + bytes(made) + b"]"
 
 
 def log_end(folder: RunFolder, end: Mapping[str, Any]) -> None:

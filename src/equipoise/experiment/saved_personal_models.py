@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +99,12 @@ def without_stored_models(run: RunFolder) -> str:
 
 def own_models_of(run: RunFolder, shared: nn.Module) -> SavedPersonalModels:
     """The own models of a run's clients, for which `shared`, the trained shared model, is the pattern."""
-    stored = {run.personal.name, run.clients.name}
+    stored = {run.personal.name, run.personal_ids.name, run.clients.name}
     checksums = run.last_event().get("sha256", {})
     refuse_damaged_files(run, {name: checksum for name, checksum in checksums.items() if name in stored})
     try:
         rows = np.load(run.personal, mmap_mode="r", allow_pickle=False)
-        ids = ClientTable.from_parquet(run.clients).where("train").client
+        ids = _ids(run)
     except (OSError, ValueError, EOFError, KeyError) as failure:  # pyarrow's errors are of these kinds
         raise ConfigError(f"The own models in {run.path} cannot be read: {failure}. Run it anew.") from failure
     width = Task.of(shared).width
@@ -114,7 +115,17 @@ def own_models_of(run: RunFolder, shared: nn.Module) -> SavedPersonalModels:
         )
     if len(rows) != len(ids):
         raise ConfigError(
-            f"{run.personal} holds own models of {counted(len(rows), 'client')}, but {run.clients.name} names only "
-            f"{len(ids)} of them: evaluate_clients drew a sample. Whose the others are is not stored. Train without it."
+            f"{run.personal} holds own models of {counted(len(rows), 'client')}, but {len(ids)} clients are named in the "
+            f"folder. With evaluate_clients, {run.personal_ids.name} names them; version 0.1 did not write it. Run it anew."
         )
     return SavedPersonalModels(ids, rows, shared)
+
+
+def _ids(run: RunFolder) -> tuple[str, ...]:
+    """The ids of the clients that have a row in personal.npy: all training clients, also those that were not evaluated."""
+    if not run.personal_ids.is_file():
+        return ClientTable.from_parquet(run.clients).where("train").client
+    ids = json.loads(run.personal_ids.read_text(encoding="utf-8"))
+    if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids) or len(set(ids)) < len(ids):
+        raise ValueError(f"{run.personal_ids.name} must be a list of different ids")
+    return tuple(ids)

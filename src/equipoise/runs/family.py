@@ -27,6 +27,7 @@ from equipoise.data.clients import ClientSet
 from equipoise.data.leaves import as_leaf
 from equipoise.data.splits import split_examples
 from equipoise.errors import Diverged, InvalidData, InvalidParameter, ObserverFailed, is_number, notify, require
+from equipoise.few_clients import few_clients_words
 from equipoise.observers import History
 from equipoise.report import write_report
 from equipoise.report.data.knob import MemberClients, knob_data
@@ -148,7 +149,7 @@ class Family:
         rows = [(f"{value:g}", result.summary().error) for value, result in self.results.items()]
         lines = [f"{title:<44}{'mean':>10}{'90th pct.':>12}{'worst 10 %':>12}"]
         lines += [f"{name:<44}{e.mean:>10.4f}{e.percentiles[90]:>12.4f}{e.worst_10:>12.4f}" for name, e in rows]
-        return "\n".join(lines)
+        return "\n".join([*lines, *filter(None, [few_clients_words([first])])])
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
         """Write one HTML page that opens offline, with the knob, under a `title`."""

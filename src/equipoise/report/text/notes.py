@@ -8,6 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from equipoise.absent_clients import absent_words
+from equipoise.few_clients import few_clients_words
 from equipoise.privacy.observer_table import composed_words
 from equipoise.report.data.over_seeds import malicious_clients, without_own_models
 from equipoise.report.data.results_by_method import MethodResults, Study
@@ -24,7 +25,7 @@ NOT_COVERED = "ε covers the released models; metrics of training clients, logs 
 
 
 def header_note(study: Study) -> str:
-    """A note on a sample, malicious clients, own models and small clients, for below the headline; empty without any."""
+    """A note on a sample, malicious clients, own models, few and small clients, for below the headline; empty without any."""
     sentences = [f"Figures are of {study.sample}."] if study.sample else []
     if study.attacked:
         end = ", and figures are of the benign ones" if study.judged.benign else ""
@@ -42,7 +43,8 @@ def header_note(study: Study) -> str:
         )
     if untrained := untrained_words({method.name: method.runs for method in study.methods}):
         sentences.append(untrained)
-    sentences += filter(None, (absent_note(study), study.contradictions, small_clients_words(study.runs, hint="")))
+    few = (small_clients_words(study.runs, hint=""), few_clients_words(study.runs))
+    sentences += filter(None, (absent_note(study), study.contradictions, *few))
     return " ".join(sentences)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from equipoise.errors import InvalidParameter, nearest_name, require, require_integer, require_name
+from equipoise.few_clients import few_clients_words
 from equipoise.metrics import PERCENTILES, Summary, percentile
 from equipoise.report.data.over_seeds import (
     FIGURES,
@@ -272,7 +273,8 @@ def _remark(methods: Mapping[str, Sequence[RunRecord]], column: str, factor: flo
     own = [name for name, row in full.items() if "shared_mean" in row]
     sentences = [f"Under {listed(own)}, clients are served their own models."] if own else []
     sentences.append(remarks(methods, table, lambda value: f"{factor * value:.{digits}f}"))
-    sentences.append(small_clients_words([run for runs in methods.values() for run in runs], hint=""))
+    records = [run for runs in methods.values() for run in runs]
+    sentences += [small_clients_words(records, hint=""), few_clients_words(records)]
     found = [run.summary().metrics.get(column) for runs in methods.values() for run in runs]
     if missing := max(each.missing if each is not None else 0 for each in found):
         sentences.append(f"Up to {missing} {plural('client', missing)} {missing_words(missing, column)}")

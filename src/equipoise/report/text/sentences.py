@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from equipoise.report.data.over_seeds import Spread
 from equipoise.report.data.paired import LEAST_SEEDS, PairedDifference
-from equipoise.report.text.phrases import count_words, plural
+from equipoise.report.text.phrases import count_words, listed, plural
 
 # By name: those of `FIGURES`, "trained" and "seconds"; where clients have their own models also "shared_mean" and so on.
 MethodFigures = Mapping[str, Spread]
@@ -270,16 +270,39 @@ def _seed_words(differences: Sequence[float] | None, scale: ValueFormat) -> str:
 
 def trivial_sentence(row: MethodFigures, scale: ValueFormat, answer: str, method: str = "") -> str:
     """That a method is no better at the 90th percentile than the trivial answer; empty if it is, or if that is not known."""
-    if "trivial_percentile_90" not in row:
+    if not _no_better_than_trivial(row):
         return ""
     reached, trivial = row["percentile_90"].mean, row["trivial_percentile_90"].mean
-    if not math.isfinite(trivial) or reached < trivial:
-        return ""
     who = f" of {method}" if method else ""
     return (
         f"The 90th percentile{who}, {scale.value(reached)}, is no better than that of the trivial answer ({answer}), "
         f"{scale.value(trivial)}."
     )
+
+
+def trivial_words(table: Mapping[str, MethodFigures], scale: ValueFormat, answer: str) -> str:
+    """One sentence on the methods that are no better at the 90th percentile than the trivial answer; empty if all are better.
+
+    >>> made = {name: {"percentile_90": Spread(reached, 0.0), "trivial_percentile_90": Spread(0.38, 0.0)}
+    ...         for name, reached in {"FedAvg": 0.4, "tail": 0.39, "Ditto": 0.2}.items()}
+    >>> trivial_words(made, ValueFormat(percent=False, decimals=3), "mean")
+    'The 90th percentiles of FedAvg (0.400) and tail (0.390) are no better than that of the trivial answer (mean), 0.380.'
+    """
+    found = {name: row for name, row in table.items() if _no_better_than_trivial(row)}
+    if len(found) < 2:
+        return "".join(trivial_sentence(row, scale, answer, name if len(table) > 1 else "") for name, row in found.items())
+    reached = [f"{name} ({scale.value(row['percentile_90'].mean)})" for name, row in found.items()]
+    trivial = scale.value(next(iter(found.values()))["trivial_percentile_90"].mean)
+    return (
+        f"The 90th percentiles of {listed(reached, most=8)} are no better than that of the trivial answer ({answer}), "
+        f"{trivial}."
+    )
+
+
+def _no_better_than_trivial(row: MethodFigures) -> bool:
+    """Whether the trivial answer is known and the method is not below it at the 90th percentile."""
+    trivial = row["trivial_percentile_90"].mean if "trivial_percentile_90" in row else math.nan
+    return math.isfinite(trivial) and not row["percentile_90"].mean < trivial
 
 
 def method_sentence(
