@@ -29,7 +29,12 @@ def show_policy(policy: NodePolicy) -> str:
     limits |= {"noise_multiplier": policy.noise_multiplier, "clip": policy.clip, "ε": policy.epsilon}
     words = {"rounds": "at most {:g} rounds", "noise_multiplier": "noise multiplier at least {:g}", "clip": "clip at most {:g}"}
     said += [words.get(key, f"{key} at most {{:g}}").format(value) for key, value in limits.items() if value is not None]
-    return "; ".join([*said, *([] if policy.noisy else ["no noise demanded"])])
+    said += [] if policy.noisy else ["no noise demanded"]
+    if not policy.evaluates:
+        said += ["no evaluations" + " (noise is demanded, and evaluate = true is not there)" * (policy.evaluate is None)]
+    elif policy.noisy:
+        said += ["evaluations are exact, without noise (evaluate = true)"]
+    return "; ".join(said)
 
 
 def unknown_parts(policy: NodePolicy) -> Iterator[str]:
