@@ -181,6 +181,17 @@ def test_rounds_beyond_the_last_are_refused():
         run(eq.Algorithm(), NodePolicy(only_sums=False, rounds=2), rounds=3)
 
 
+def test_one_refusal_that_leaves_a_crowd_too_small_is_not_tried_again():
+    """`minimum` would go on without the node, and the owners' crowd of four does not: another try would ask the same."""
+    found, grid = [], federation(DATA, softmax, policy=NodePolicy(minimum_crowd=4))
+    grid.apps[101].setup.policy = NodePolicy(minimum_crowd=4, rounds=2)
+    plan = {"timeout": 30.0, "pause": 60.0, "retries": 2, "seed": 3, "clients_per_round": 4, "minimum": 3}
+    with pytest.raises(eq.errors.EquipoiseError, match=r"says why\. It is not tried again") as failure:
+        run_app(server_app(SECURE, model=softmax, rounds=3, on_result=found.append, **plan), grid)
+    assert "Round 3" in str(failure.value)
+    assert ".." not in str(failure.value)
+
+
 @pytest.mark.parametrize("algorithm", [SECURE, eq.Algorithm()], ids=["sums", "plain"])
 @pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
 def test_more_evaluations_than_the_owner_allows(algorithm, tmp_path):

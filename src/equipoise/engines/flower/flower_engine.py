@@ -31,6 +31,7 @@ from equipoise.engines.flower.apps.welcome import Welcome
 from equipoise.engines.flower.node_scores import NodeScores
 from equipoise.engines.flower.personal.remote_work import RemotePersonalWork
 from equipoise.engines.flower.personal.solver_memory import RemoteRows, kept_values
+from equipoise.engines.flower.secure.crowds import find_demand
 from equipoise.engines.flower.secure.evaluations import SecureEvaluation
 from equipoise.engines.flower.secure.identities import default_colluders, read_public_text, signed_threshold
 from equipoise.engines.flower.secure.network_rules import refuse_on_nodes
@@ -43,6 +44,7 @@ from equipoise.engines.flower.transport.messenger import (
     Reading,
     TooFewClients,
     efforts_of,
+    end_sentence,
     show_faults,
 )
 from equipoise.engines.flower.transport.part_messages import pack_part
@@ -192,14 +194,14 @@ class FlowerEngine(Engine):
             try:
                 return work(number)
             except TooFewClients as failure:
+                said = end_sentence(failure)
                 self.tries.append(str(failure))
                 if self.refused_for_good:
-                    text = f"{str(failure).rstrip('.')}. It is not tried again: policies do not change by themselves."
-                    raise TooFewClients(text) from failure
+                    raise TooFewClients(f"{said} It is not tried again: policies do not change by themselves.") from failure
                 if number == self.patience.retries:
-                    tried = f"It was tried {number + 1} times." if number else ""
-                    raise TooFewClients(f"{failure} {tried}".strip()) from failure
-                log.warning("%s It is tried again in %g s.", failure, self.patience.pause)
+                    tried = f" It was tried {number + 1} times." if number else ""
+                    raise TooFewClients(f"{said}{tried}") from failure
+                log.warning("%s It is tried again in %g s.", said, self.patience.pause)
         raise AssertionError  # the last try returns or raises
 
     @property
@@ -208,7 +210,10 @@ class FlowerEngine(Engine):
         members, messenger = self.federation.members, self.messenger
         everyone = len(self.round.drawn) == len(members)  # then another try has the same cohort
         refusing = messenger.refusing if everyone else messenger.for_good
-        return bool(refusing) and len(members) - len(refusing) < max(1, self.patience.minimum)
+        needed = max(1, self.patience.minimum)
+        if everyone and self.secure is not None:  # the owners' crowds and the protocol may demand more than the run
+            needed = find_demand(self.federation, self.round.drawn, minimum=needed).clients
+        return bool(refusing) and len(members) - len(refusing) < needed
 
     def gone(self, cohort: Cohort) -> Tensor:
         """Which clients of a cohort have failed in this round, (K,) bool."""

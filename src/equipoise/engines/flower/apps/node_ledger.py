@@ -96,7 +96,7 @@ class NodeLedger:
         self._size = self._path.stat().st_size
 
     def note_single(self, run: str, round_index: int, purpose: str) -> None:
-        """Write down a number of this client alone that no sum hides, such as "single update": once for all tries of a round."""
+        """Write down what no sum hides of this client, such as "single update": once for all tries of a round."""
         with self._alone():
             if (run, round_index, purpose) not in self._answered:
                 self._write(run, round_index, purpose, None)

@@ -148,13 +148,8 @@ class NodePolicy:
     def check_evaluation(self) -> None:
         """Refuse an evaluation if the owner allows none."""
         if not self.evaluates:
-            why = (
-                ""
-                if self.evaluate is False
-                else (
-                    ": it demands noise, and an evaluation is exact. To allow exact evaluations all the same, write evaluate = true"
-                )
-            )
+            cure = ": it demands noise, and an evaluation is exact. To allow exact evaluations, write evaluate = true"
+            why = "" if self.evaluate is False else cure
             raise PolicyRefusal(f"The policy allows no evaluations{why}.")
 
     def check_terms(self, terms: SumTerms) -> None:

@@ -14,6 +14,7 @@ from flwr.app import Error, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from equipoise.core.error_codes import WRITTEN
 from equipoise.engines.flower.apps import left_out
 from equipoise.engines.flower.flower_internals import DEADLINE, IN_WORDS, OF_THE_APP, TOO_LATE, pull_replies
 from equipoise.engines.flower.secure.sum_terms import SCORES
@@ -60,6 +61,15 @@ def show_faults(faults: Mapping[str, str]) -> str:
         clients.setdefault(why, []).append(client)
     return "; ".join(f"{named[0]} {why}" if len(named) == 1 else f"{', '.join(named)}: each {why}"
                      for why, named in clients.items())  # fmt: skip
+
+
+def end_sentence(failure: EquipoiseError) -> str:
+    """What an error says, with one full stop at its end and without its code: another sentence may follow.
+
+    >>> end_sentence(TooFewClients("a is not connected"))
+    'a is not connected.'
+    """
+    return WRITTEN.sub("", str(failure)).rstrip(". ") + "."
 
 
 def name_group(action: str, request: ClientRequest, round_index: int) -> str:
