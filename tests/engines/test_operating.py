@@ -33,7 +33,7 @@ from equipoise.engines.flower.operate import registered_nodes
 from equipoise.engines.flower.operate.authority import new_node_key
 from equipoise.engines.flower.operate.backups import back_up, restore
 from equipoise.engines.flower.operate.fetching import fetch, publish, read_entries, warn_of_trivial
-from equipoise.engines.flower.operate.kit_questions import strange_columns
+from equipoise.engines.flower.operate.kit_questions import name_comparison, refused_parts, show_gaps, strange_columns
 from equipoise.engines.flower.operate.kits import Kit, OperatorFolder
 from equipoise.engines.flower.operate.node_check import Checks
 from equipoise.engines.flower.operate.run_view import RunView
@@ -287,6 +287,61 @@ def test_check_names_columns_that_are_not_the_schemas():
     assert (verdict, "'pressure'" in text, "standard deviations off" in text) == ("fault", True, True)
     ((verdict, text),) = faults(sex=["w", "x", "w", "x"])
     assert (verdict, "100% of its values are none" in text) == ("fault", True)
+
+
+DEMANDS = {  # what a policy says, the algorithm of task.py, and the words of the fault; None: no fault
+    "clip": ("clip = 0.5", {"clip": 1.0, "noise_multiplier": 2.0}, "clip = 0.5, and the algorithm of task.py clips to 1"),
+    "a larger clip": ("clip = 1.5", {"clip": 1.0, "noise_multiplier": 2.0}, None),
+    "noise": ("noise_multiplier = 3.0", {"noise_multiplier": 1.4}, "the least noise multiplier of task.py is 1.4"),
+    "more noise": ("noise_multiplier = 1.0", {"noise_multiplier": 1.4}, None),
+    "seed": ("epsilon = 5.0", {"noise_multiplier": 1.4, "source": "seeded"}, "needs source"),
+    "no noise": ("epsilon = 5.0", None, "the secure sums of task.py have no noise"),
+}
+
+
+@pytest.mark.parametrize("demand", DEMANDS)
+def test_check_compares_noise_and_clip_of_the_policy_with_the_algorithm(demand, tmp_path):
+    """Before, these were READY, and the node refused the run."""
+    text, options, said = DEMANDS[demand]
+    (tmp_path / "policy.toml").write_text(f"{text}\n")
+    privacy = eq.privacy.SecureAggregation()
+    if options is not None:
+        given = {"clip": 1.0, "source": "system", "noise": "distributed", **options}
+        privacy = eq.privacy.DifferentialPrivacy(None, 1e-3, **given)
+    algorithm = eq.Algorithm(privacy=privacy)
+    found = list(refused_parts(read_policy(tmp_path / "policy.toml"), algorithm))
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
+
+
+def test_check_says_what_only_the_run_decides(tmp_path):
+    (tmp_path / "policy.toml").write_text("noise_multiplier = 3.0\nrounds = 9\n")
+    private = eq.privacy.DifferentialPrivacy(5.0, 1e-3, 1.0, noise="distributed", source="system")
+    compared, later = name_comparison(read_policy(tmp_path / "policy.toml"), eq.Algorithm(privacy=private))
+    assert "noise_multiplier" not in compared
+    assert "rounds" in later
+    assert any(each.startswith("noise_multiplier (the noise follows from ε") for each in later)
+
+
+def test_check_names_unknown_categories_and_missing_values(place):
+    """Before, an empty column was READY without a word, and unknown categories were in no finding."""
+    kit = place.path / "sites" / "client-0"
+    (kit / "node.toml").write_text((kit / "node.toml").read_text().replace("fed.example.org:47091", "127.0.0.1:9"))
+    loader = next((kit / "app").glob("*/data.py"))
+    rows = {"age": [20.0, 30.0, 40.0, 50.0], "sex": ["f", "m", "f", "m"], "bmi": [20.0, 22.0, 24.0, 26.0]}
+    eq.data.Schema.fit({**rows, "ill": ["n", "y"] * 2}, target="ill").save(kit / "schema.json")
+    own = {"age": [20.0, None, 40.0, 50.0] * 5, "sex": ["f", "x", "m", "f"] * 5, "bmi": [None] * 20, "ill": ["n", "y"] * 10}
+    loader.write_text(
+        "import equipoise as eq\n\n\ndef load_data(context):\n"
+        f"    table = {own!r} | {{'site': ['client-0'] * 20}}\n"
+        f"    schema = {str(kit / 'schema.json')!r}\n"
+        "    return eq.data.from_frame(table, client='site', target='ill', schema=schema, split_by='examples', test=0.2)\n"
+    )
+    found = looked(kit)["values"]
+    assert found["verdict"] == "warning"
+    assert "column 'bmi' is empty" in found["text"]
+    assert "column 'sex' holds categories that training did not have: 'x'" in found["text"]
+    assert show_gaps({"age": (5, 20), "sex": (0, 20)}).endswith("age 5 of 20")
 
 
 def test_check_says_which_setting_is_missing(place):
