@@ -287,6 +287,9 @@ class FlowerEngine(Engine):
         if cohort is not self.round.cohort:
             self._require_all(cohort)
         self.require_enough(cohort)
+        self.messenger.losses |= {
+            client: loss for client, loss in zip(self.names(cohort), losses, strict=True) if loss is not None
+        }
         return torch.tensor([math.nan if loss is None else loss for loss in losses], dtype=torch.float64)
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
@@ -317,6 +320,8 @@ class FlowerEngine(Engine):
         updates, losses, moments = (torch.stack(values) for values in zip(*(each or nothing for each in answers), strict=True))
         sq_norms = torch.stack([update.double().square().sum() for update in updates])
         if solver is not GRADIENT:
+            seen = zip(self.names(cohort), losses.tolist(), strict=True)
+            self.messenger.losses = {**{client: loss for client, loss in seen if loss == loss}, **self.messenger.losses}
             sq_norms = self._without_outliers(cohort, sq_norms)
         if any(lost):
             text = f"{counted(sum(lost), 'client')} lost what is kept for the solver, and began anew with zeros."

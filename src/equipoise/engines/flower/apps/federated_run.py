@@ -20,6 +20,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.core.files import locked, write_atomically
 from equipoise.core.task import Task
 from equipoise.data.federated_data import FederatedData
+from equipoise.engines.flower.apps.few_updates import too_few_updates
 from equipoise.engines.flower.apps.fixed_rounds import refuse_more_rounds
 from equipoise.engines.flower.apps.foreseen_refusals import (
     evaluated_rounds,
@@ -134,7 +135,8 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
                 status.event("warning", text=said)
             if not told and plan.algorithm.traits.privacy.sums_alone:
                 log.info("Only sums are visible to this server: no single client's loss, update or score.")
-            if not told and (said := federated.drowned()):
+            few = too_few_updates(plan.algorithm, federated.clients_per_round, plan.longest)
+            if not told and (said := federated.drowned() or few):
                 log.warning("%s", said)
                 status.event("warning", text=said)
             status.settle(members, messenger)

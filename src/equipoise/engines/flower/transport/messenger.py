@@ -160,6 +160,7 @@ class Messenger:
     def begin(self) -> None:
         """A new round, or another try of one: faults and traffic before it are forgotten."""
         self.faults: dict[str, str] = {}
+        self.losses: dict[str, float] = {}  # that clients of the round have sent in the open
         self.refusing: set[str] = set()  # clients whose owners do not allow what was asked
         self.for_good: set[str] = set()  # those of them that would refuse every cohort of the run
         self.sent: Counter[str] = Counter()  # bytes of the contents of messages, by client
