@@ -404,15 +404,22 @@ def test_a_site_fetches_the_published_model_that_serves_it_best(tmp_path, monkey
     lines = fetch("published", kit, Path("model"))
     assert "long serves this node's data best (by its train loss)" in lines[-1]
     assert lines[-2].startswith("most frequent class for all: train error 0.")
-    (warning,) = warn_of_trivial("long", {"test": (2.0, 0.93)}, {"most frequent class": {"train": 0.4, "test": 0.4}})
+    (warning,) = warn_of_trivial(
+        "long", {"test": (2.0, 0.93)}, {"most frequent class": {"train": 0.4, "test": 0.4}}, {"test": 40}
+    )
+    assert "The model is of no use there" in warning
+    few = {"test": 10}
+    (chance,) = warn_of_trivial("long", {"test": (2.0, 0.5)}, {"most frequent class": {"test": 0.4}}, few)
+    assert "only 10 examples, so that this may be chance" in chance
+    assert "of no use" not in chance
     assert "WARNING: on this node's test examples long has an error of 0.93. The most frequent class for all" in warning
     (warning,) = warn_of_trivial(
-        "long", {"train": (2.0, 0.5), "test": (2.0, 0.3)}, {"most frequent class": {"train": 0.4875, "test": 0.4}}
+        "long", {"train": (2.0, 0.5), "test": (2.0, 0.3)}, {"most frequent class": {"train": 0.4875, "test": 0.4}}, {}
     )
     assert (
         "on this node's train examples long has an error of 0.5. The most frequent class for all examples has 0.4875" in warning
     )
-    assert not warn_of_trivial("long", {"test": (2.0, 0.3)}, {"most frequent class": {"train": 0.4, "test": 0.4}})
+    assert not warn_of_trivial("long", {"test": (2.0, 0.3)}, {"most frequent class": {"train": 0.4, "test": 0.4}}, {})
     publish([Path("runs/long")], Path("one"))
     assert "long is in alone" in fetch("one", kit, Path("alone"))[-1]  # the best of one is no praise
     with pytest.raises(ConfigError, match=r"is a federated run.*model\.safetensors.*EQ"):
@@ -556,6 +563,10 @@ def test_a_superlink_that_does_not_answer_is_told_of(monkeypatch):
     monkeypatch.setattr(registry, "nodes", lambda: 1 / 0)
     with pytest.raises(ConfigError, match=r"does not answer .*Start it: equipoise flower superlink"):
         registered_nodes.await_superlink(registry, 0.0)
+    told = []
+    with pytest.raises(ConfigError):
+        registered_nodes.await_superlink(registry, 0.6, told.append)
+    assert told == ["The SuperLink does not answer yet. This command waits for it, 1 s at most."]  # once, at the first try
 
 
 def test_a_superlink_finds_flowers_programs_without_a_shell(place, monkeypatch):

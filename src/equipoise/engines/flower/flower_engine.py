@@ -25,6 +25,7 @@ from equipoise.core.task import Task
 from equipoise.core.update_checks import checked_norms, longest_square, with_carried
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
+from equipoise.engines.flower.apps import left_out
 from equipoise.engines.flower.apps.members import Member
 from equipoise.engines.flower.apps.run_control import RunControl
 from equipoise.engines.flower.apps.welcome import Welcome
@@ -347,6 +348,7 @@ class FlowerEngine(Engine):
             if 0 < median * self.patience.longest < square**0.5 < math.inf:
                 why = f"sent an update {square**0.5 / median:.3g} times as long as the median of the round"
                 self.messenger.faults.setdefault(client, why)
+                self.messenger.tell(self.messenger.nodes.get(client, -1), left_out.LONG)
         bound = (median * self.patience.longest) ** 2
         return torch.where(sq_norms > bound, math.inf, sq_norms) if bound > 0 else sq_norms
 

@@ -42,7 +42,7 @@ from equipoise.engines.flower.secure.crowds import check_crowd
 from equipoise.engines.flower.secure.network_rules import refuse_both_trained, refuse_on_nodes
 from equipoise.engines.flower.transport.messages import MessageContent, counted
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
-from equipoise.errors import ConfigError, EquipoiseNotice, IncompatibleParts
+from equipoise.errors import CheckpointError, ConfigError, EquipoiseNotice, IncompatibleParts
 from equipoise.experiment.folder import claim
 from equipoise.experiment.folder import run as run_in_folder
 from equipoise.experiment.recorded import FEDERATION, RecordedConfig
@@ -171,7 +171,11 @@ def refuse_other_plan(plan: ServerPlan, grid: Grid, place: RunFolder, known: tup
     status = RunStatus(None, place.path.name, plan.rounds, open_scores=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EquipoiseNotice)  # which the run itself gives
-        Checkpoints(place.checkpoint).open([FederatedRun(plan, model, data, federation, status).setting()])
+        try:
+            Checkpoints(place.checkpoint).open([FederatedRun(plan, model, data, federation, status).setting()])
+        except CheckpointError as failure:
+            another = "in another folder (`folder` of --run-config)"
+            raise CheckpointError(str(failure).replace("with another file", another)) from failure
 
 
 def open_door(plan: ServerPlan, messenger: Messenger, task: Task, model_seed: int, folder: Path | None) -> Welcome:

@@ -34,7 +34,7 @@ LONGEST_REST = 64  # timeouts that a silent client rests at most
 LONGEST_TYPE = 80  # characters of the name of an error's type
 BY_ITS_OWNER = {  # types of refusals that follow from a node's policy and the request, never from its data; in words
     "PolicyRefusal": "PolicyRefusal: its policy does not allow what the run asks for, and its own log says why",
-    "PartNotAllowed": "PolicyRefusal: a part of the algorithm is not among `parts` of its policy, and its own log says which",
+    "PartNotAllowed": "PartNotAllowed: a part of the algorithm is not among `parts` of its policy, and its own log says which",
     "SumsOnly": "SumsOnly: its policy says only_sums, and the run asks for something of this client alone",
     "BudgetSpent": "BudgetSpent: the run would cost more than the ε of its policy, and its own log says more",
 }
@@ -89,7 +89,7 @@ def name_error(error: Error) -> str:
     Flower sends "<class 'ValueError'>:<'the text'>", and the text may tell of a node's data.
     """
     if error.code in TOO_LATE:
-        return "its answer came too late, when the message had expired"
+        return "no answer came before the message expired"
     of_app = error.code in OF_THE_APP
     words = IN_WORDS.get(error.code) or (f"error {error.code} of its app" if of_app else shorten(error.reason or "error"))
     return (name_type(error.reason) or words) if of_app else words
