@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from equipoise.aggregators.robust import RobustAggregator
-from equipoise.aggregators.wrappers import Bucketing
 from equipoise.algorithm import Algorithm
 
 ENOUGH = 3  # updates: of two, a median or a median norm does not tell the false one from the other
@@ -24,15 +22,19 @@ def count_at_work(algorithm: Algorithm, clients: int) -> int:
 
 
 def too_few_updates(algorithm: Algorithm, clients: int, longest: float) -> str:
-    """A warning if a robust aggregator, or a `longest` that was chosen, has fewer than three updates in a round; else empty."""
+    """A warning if a robust aggregator, or a `longest` that was chosen, has fewer than three updates in a round; else empty.
+
+    Aggregators that are no weighted sum of updates, clipped or not, count as robust.
+    """
     count = count_at_work(algorithm, clients)
     aggregator = algorithm.aggregator
-    robust = isinstance(aggregator, RobustAggregator | Bucketing)
+    traits = algorithm.traits.aggregator
+    robust = not (traits.linear or traits.weighted_sum or traits.clips_to is not None or traits.normalises is not None)
     defences = [f"{type(aggregator).__name__}()"] * robust + [f"longest={longest:g}"] * (longest != USUAL)
     if count >= ENOUGH or not defences or algorithm.privacy is not None:
         return ""
     names, s = " and ".join(defences), "s" * (len(defences) == 1)
-    text = f"{names} need{s} {ENOUGH} updates in a round to tell a false one, and rounds of {clients} clients train {count}"
+    text = f"{names} need{s} {ENOUGH} updates in a round to find a false one, and rounds of {clients} clients train {count}"
     if clients < ENOUGH:
         return f"{text}: a site that lies is not stopped. Invite {ENOUGH} sites or more."
     tail = math.ceil(10 * (ENOUGH - 0.5) / clients) / 10
