@@ -88,7 +88,8 @@ def small_clients_words(runs: Sequence[RunRecord], hint: str = HINT, judged_rows
         who, hint = all_have, ""
     whose = "its" if small == 1 else "their"
     shares = all(counts_wrong(rows.served_error, rows.size) for rows in tables)
-    moves = f" (one example moves it by {100 // (few - 1)} points or more)" if shares else ""
+    largest = max((int(rows.size[rows.size < few].max()) for rows in tables if bool((rows.size < few).any())), default=few - 1)
+    moves = f" (one example moves it by {100 // largest} points or more)" if shares else ""
     text = f"{who} fewer than {few} examples: much of {whose} error may be chance{moves}"
     how = hint.replace("leaves them out", "leaves it out") if small == 1 else hint
     return f"{text}; {how}." if how else f"{text}."

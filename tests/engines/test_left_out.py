@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[flower]'")
 
 from fake_grid import FakeGrid, federation, one_client
+from lying_site import lie
 from test_federation_points import BAD, SIZES, keyed, listing, run, softmax, some_data
 
 import equipoise as eq
@@ -39,6 +40,13 @@ def causes(grid: FakeGrid) -> list[tuple[str, str]]:
 
 def is_told(message) -> bool:
     return message.metadata.message_type == "query.left_out"
+
+
+def test_a_site_is_told_that_its_update_was_too_long(told):
+    grid = lie(federation(some_data(), softmax), "client-1", update=lambda own: 1e4 * own)
+    run(grid, rounds=2)
+    assert causes(grid) == [("client-1", left_out.LONG)]  # once
+    assert left_out.LONG_UPDATE in told()
 
 
 def test_every_cause_has_words_with_a_cure():

@@ -5,6 +5,7 @@ Each test is of a sentence of docs/federation.md, "A site that lies".
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 
@@ -166,6 +167,30 @@ def test_a_tail_as_small_as_one_site_belongs_to_the_site_with_the_highest_claim(
 
 def test_a_site_that_claims_a_low_loss_is_left_out_of_the_tail():
     assert weights_of(eq.risk.Superquantile(tail=0.5), 0.0)[LIAR] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tail", "aggregator", "longest", "warned"),
+    [(0.4, A.Median(), 100.0, True), (0.4, A.WeightedMean(), 10.0, True), (0.5, A.Median(), 10.0, False),
+     (0.4, A.WeightedMean(), 100.0, False)],
+)  # fmt: skip
+def test_a_defence_that_has_two_updates_in_a_round_is_named_before_the_run(tail, aggregator, longest, warned, tmp_path):
+    """Of five sites with equal weights, two are in a tail of 0.4 and three in one of 0.5."""
+    algorithm = eq.Algorithm(risk=eq.risk.Superquantile(tail), aggregator=aggregator, weights="uniform")
+    run(algorithm, longest=longest, folder=str(tmp_path / "run"))
+    events = (tmp_path / "run" / "events.jsonl").read_text()
+    assert ("rounds of 5 clients train 2" in events) == warned
+    assert ("Give the risk a tail of 0.5 or more" in events) == warned
+
+
+@pytest.mark.parametrize("loss", [26.0, 1.5])
+def test_a_loss_far_above_all_others_is_an_alert(loss, tmp_path):
+    """The losses of the others are log 3 = 1.1 in the first round."""
+    algorithm = eq.Algorithm(risk=eq.risk.Superquantile(0.5), weights="uniform")
+    run(algorithm, lying(loss=loss), rounds=2, folder=str(tmp_path / "run"))
+    alerts = json.loads((tmp_path / "run" / "status.json").read_text())["alerts"]
+    found = [each for each in alerts if each["text"].startswith("reported a loss of 26 in round 2, and the others at most")]
+    assert [each["client"] for each in found] == [LIAR] * (loss == 26.0)
 
 
 # --------------------------------------------------------------------------------------------------------------- false scores

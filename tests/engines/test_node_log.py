@@ -55,8 +55,8 @@ def test_two_lines_tell_of_a_message(flower_log):
     lines = written.getvalue().splitlines()
     assert all(re.match(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ ", line) for line in lines)
     assert [re.sub(r"[\d.]+ s", "_ s", line.split(" ", 1)[1]) for line in lines] == [
-        "Run 88: asked who it is.", "Run 88: done after _ s.",
-        "Run 88, round 3: asked for its update.", "Run 88, round 3: done after _ s.",
+        "Run 88: asked who it is.", "Run 88: answered after _ s.",
+        "Run 88, round 3: asked for its update.", "Run 88, round 3: answered after _ s.",
     ]  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def test_what_goes_below_the_policy_is_refused_with_the_reason_in_the_nodes_own_
     run(allowed, policy)
     with caplog.at_level("WARNING"), pytest.raises(eq.errors.EquipoiseError) as failure:
         run(refused, policy)
-    assert "PolicyRefusal" in str(failure.value)
+    assert ("PartNotAllowed" if "parts" in clause else "PolicyRefusal") in str(failure.value)
     assert reason not in str(failure.value)
     assert any(reason in record.getMessage() for record in caplog.records if record.name == "equipoise.node")
 
@@ -131,6 +131,44 @@ def test_releases_beyond_the_epsilon_that_the_owner_allows(tmp_path):
         run(SECURE, policy, keep=tmp_path / "three")
 
 
+@pytest.mark.parametrize("demand", [{"epsilon": 100.0}, {"noise_multiplier": 0.5}], ids=["epsilon", "noise"])
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+def test_a_policy_that_demands_noise_refuses_exact_evaluations_unless_its_owner_allows_them(demand, tmp_path):
+    def exact(policy, keep):
+        found, _ = run(private(4.0), policy, keep=tmp_path / keep)
+        ledger = NodeLedger(tmp_path / keep, "client-0").ledger
+        assert any(entry.kind == "release" for entry in ledger)  # it trained
+        return found, [entry.purpose for entry in ledger if entry.kind == "exact"]
+
+    found, purposes = exact(NodePolicy(**demand), "silent")
+    assert purposes == []
+    assert found.clients.client == ("not evaluated",)
+    _, purposes = exact(NodePolicy(**demand, evaluate=True), "open")
+    assert {"scores train", "scores test"} <= set(purposes)
+    with pytest.raises(PolicyRefusal, match=r"demands noise, and an evaluation is exact.*write evaluate = true"):
+        NodePolicy(**demand).check_evaluation()
+
+
+def test_an_app_does_not_allow_evaluations_in_the_name_of_the_nodes_owner():
+    noisy, asks = NodePolicy(epsilon=5.0), NodePolicy(evaluate=True)
+    assert not asks.stricter(noisy).evaluates
+    assert NodePolicy().stricter(NodePolicy(epsilon=5.0, evaluate=True)).evaluates
+    assert not NodePolicy(evaluate=False).stricter(NodePolicy(epsilon=5.0, evaluate=True)).evaluates
+    assert NodePolicy().stricter(NodePolicy()).evaluates
+
+
+def test_a_nodes_ledger_has_what_plain_rounds_reveal(tmp_path):
+    """Two rounds of a tail risk ask for a loss and perhaps an update each, and the end of the run for scores."""
+    tail = eq.Algorithm(risk=eq.risk.Superquantile(0.5))
+    run(tail, OPEN, rounds=2, keep=tmp_path)
+    ledgers = [NodeLedger(tmp_path, f"client-{k}").ledger for k in range(4)]
+    made = [[(entry.round, entry.purpose) for entry in ledger if entry.kind == "exact"] for ledger in ledgers]
+    assert all({(0, "single loss"), (1, "single loss")} <= set(each) for each in made)
+    assert any((1, "single update") in each for each in made)
+    assert all(len([1 for _, purpose in each if purpose.startswith("evaluation shared")]) == 1 for each in made)
+    assert NodeLedger(tmp_path, "client-0").epsilon(1e-5) == 0  # no ε: nothing of it has noise
+
+
 def test_rounds_beyond_the_last_are_refused():
     run(SECURE, NodePolicy(rounds=2), rounds=2)
     with pytest.raises(eq.errors.EquipoiseError, match="PolicyRefusal") as failure:
@@ -141,6 +179,17 @@ def test_rounds_beyond_the_last_are_refused():
     assert "; try again" not in said
     with pytest.raises(eq.errors.EquipoiseError, match="PolicyRefusal"):
         run(eq.Algorithm(), NodePolicy(only_sums=False, rounds=2), rounds=3)
+
+
+def test_one_refusal_that_leaves_a_crowd_too_small_is_not_tried_again():
+    """`minimum` would go on without the node, and the owners' crowd of four does not: another try would ask the same."""
+    found, grid = [], federation(DATA, softmax, policy=NodePolicy(minimum_crowd=4))
+    grid.apps[101].setup.policy = NodePolicy(minimum_crowd=4, rounds=2)
+    plan = {"timeout": 30.0, "pause": 60.0, "retries": 2, "seed": 3, "clients_per_round": 4, "minimum": 3}
+    with pytest.raises(eq.errors.EquipoiseError, match=r"says why\. It is not tried again") as failure:
+        run_app(server_app(SECURE, model=softmax, rounds=3, on_result=found.append, **plan), grid)
+    assert "Round 3" in str(failure.value)
+    assert ".." not in str(failure.value)
 
 
 @pytest.mark.parametrize("algorithm", [SECURE, eq.Algorithm()], ids=["sums", "plain"])

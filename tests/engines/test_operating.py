@@ -33,7 +33,7 @@ from equipoise.engines.flower.operate import registered_nodes
 from equipoise.engines.flower.operate.authority import new_node_key
 from equipoise.engines.flower.operate.backups import back_up, restore
 from equipoise.engines.flower.operate.fetching import fetch, publish, read_entries, warn_of_trivial
-from equipoise.engines.flower.operate.kit_questions import strange_columns
+from equipoise.engines.flower.operate.kit_questions import name_comparison, refused_parts, show_gaps, strange_columns
 from equipoise.engines.flower.operate.kits import Kit, OperatorFolder
 from equipoise.engines.flower.operate.node_check import Checks
 from equipoise.engines.flower.operate.run_view import RunView
@@ -289,6 +289,61 @@ def test_check_names_columns_that_are_not_the_schemas():
     assert (verdict, "100% of its values are none" in text) == ("fault", True)
 
 
+DEMANDS = {  # what a policy says, the algorithm of task.py, and the words of the fault; None: no fault
+    "clip": ("clip = 0.5", {"clip": 1.0, "noise_multiplier": 2.0}, "clip = 0.5, and the algorithm of task.py clips to 1"),
+    "a larger clip": ("clip = 1.5", {"clip": 1.0, "noise_multiplier": 2.0}, None),
+    "noise": ("noise_multiplier = 3.0", {"noise_multiplier": 1.4}, "the least noise multiplier of task.py is 1.4"),
+    "more noise": ("noise_multiplier = 1.0", {"noise_multiplier": 1.4}, None),
+    "seed": ("epsilon = 5.0", {"noise_multiplier": 1.4, "source": "seeded"}, "needs source"),
+    "no noise": ("epsilon = 5.0", None, "the secure sums of task.py have no noise"),
+}
+
+
+@pytest.mark.parametrize("demand", DEMANDS)
+def test_check_compares_noise_and_clip_of_the_policy_with_the_algorithm(demand, tmp_path):
+    """Before, these were READY, and the node refused the run."""
+    text, options, said = DEMANDS[demand]
+    (tmp_path / "policy.toml").write_text(f"{text}\n")
+    privacy = eq.privacy.SecureAggregation()
+    if options is not None:
+        given = {"clip": 1.0, "source": "system", "noise": "distributed", **options}
+        privacy = eq.privacy.DifferentialPrivacy(None, 1e-3, **given)
+    algorithm = eq.Algorithm(privacy=privacy)
+    found = list(refused_parts(read_policy(tmp_path / "policy.toml"), algorithm))
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
+
+
+def test_check_says_what_only_the_run_decides(tmp_path):
+    (tmp_path / "policy.toml").write_text("noise_multiplier = 3.0\nrounds = 9\n")
+    private = eq.privacy.DifferentialPrivacy(5.0, 1e-3, 1.0, noise="distributed", source="system")
+    compared, later = name_comparison(read_policy(tmp_path / "policy.toml"), eq.Algorithm(privacy=private))
+    assert "noise_multiplier" not in compared
+    assert "rounds" in later
+    assert any(each.startswith("noise_multiplier (the noise follows from ε") for each in later)
+
+
+def test_check_names_unknown_categories_and_missing_values(place):
+    """Before, an empty column was READY without a word, and unknown categories were in no finding."""
+    kit = place.path / "sites" / "client-0"
+    (kit / "node.toml").write_text((kit / "node.toml").read_text().replace("fed.example.org:47091", "127.0.0.1:9"))
+    loader = next((kit / "app").glob("*/data.py"))
+    rows = {"age": [20.0, 30.0, 40.0, 50.0], "sex": ["f", "m", "f", "m"], "bmi": [20.0, 22.0, 24.0, 26.0]}
+    eq.data.Schema.fit({**rows, "ill": ["n", "y"] * 2}, target="ill").save(kit / "schema.json")
+    own = {"age": [20.0, None, 40.0, 50.0] * 5, "sex": ["f", "x", "m", "f"] * 5, "bmi": [None] * 20, "ill": ["n", "y"] * 10}
+    loader.write_text(
+        "import equipoise as eq\n\n\ndef load_data(context):\n"
+        f"    table = {own!r} | {{'site': ['client-0'] * 20}}\n"
+        f"    schema = {str(kit / 'schema.json')!r}\n"
+        "    return eq.data.from_frame(table, client='site', target='ill', schema=schema, split_by='examples', test=0.2)\n"
+    )
+    found = looked(kit)["values"]
+    assert found["verdict"] == "warning"
+    assert "column 'bmi' is empty" in found["text"]
+    assert "column 'sex' holds categories that training did not have: 'x'" in found["text"]
+    assert show_gaps({"age": (5, 20), "sex": (0, 20)}).endswith("age 5 of 20")
+
+
 def test_check_says_which_setting_is_missing(place):
     kit = place.path / "sites" / "client-0"
     (kit / "node.toml").write_text((kit / "node.toml").read_text().replace("fed.example.org:47091", "127.0.0.1:9"))
@@ -349,15 +404,22 @@ def test_a_site_fetches_the_published_model_that_serves_it_best(tmp_path, monkey
     lines = fetch("published", kit, Path("model"))
     assert "long serves this node's data best (by its train loss)" in lines[-1]
     assert lines[-2].startswith("most frequent class for all: train error 0.")
-    (warning,) = warn_of_trivial("long", {"test": (2.0, 0.93)}, {"most frequent class": {"train": 0.4, "test": 0.4}})
+    (warning,) = warn_of_trivial(
+        "long", {"test": (2.0, 0.93)}, {"most frequent class": {"train": 0.4, "test": 0.4}}, {"test": 40}
+    )
+    assert "The model is of no use there" in warning
+    few = {"test": 10}
+    (chance,) = warn_of_trivial("long", {"test": (2.0, 0.5)}, {"most frequent class": {"test": 0.4}}, few)
+    assert "only 10 examples, so that this may be chance" in chance
+    assert "of no use" not in chance
     assert "WARNING: on this node's test examples long has an error of 0.93. The most frequent class for all" in warning
     (warning,) = warn_of_trivial(
-        "long", {"train": (2.0, 0.5), "test": (2.0, 0.3)}, {"most frequent class": {"train": 0.4875, "test": 0.4}}
+        "long", {"train": (2.0, 0.5), "test": (2.0, 0.3)}, {"most frequent class": {"train": 0.4875, "test": 0.4}}, {}
     )
     assert (
         "on this node's train examples long has an error of 0.5. The most frequent class for all examples has 0.4875" in warning
     )
-    assert not warn_of_trivial("long", {"test": (2.0, 0.3)}, {"most frequent class": {"train": 0.4, "test": 0.4}})
+    assert not warn_of_trivial("long", {"test": (2.0, 0.3)}, {"most frequent class": {"train": 0.4, "test": 0.4}}, {})
     publish([Path("runs/long")], Path("one"))
     assert "long is in alone" in fetch("one", kit, Path("alone"))[-1]  # the best of one is no praise
     with pytest.raises(ConfigError, match=r"is a federated run.*model\.safetensors.*EQ"):
@@ -501,6 +563,10 @@ def test_a_superlink_that_does_not_answer_is_told_of(monkeypatch):
     monkeypatch.setattr(registry, "nodes", lambda: 1 / 0)
     with pytest.raises(ConfigError, match=r"does not answer .*Start it: equipoise flower superlink"):
         registered_nodes.await_superlink(registry, 0.0)
+    told = []
+    with pytest.raises(ConfigError):
+        registered_nodes.await_superlink(registry, 0.6, told.append)
+    assert told == ["The SuperLink does not answer yet. This command waits for it, 1 s at most."]  # once, at the first try
 
 
 def test_a_superlink_finds_flowers_programs_without_a_shell(place, monkeypatch):

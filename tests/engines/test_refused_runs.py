@@ -17,6 +17,8 @@ from equipoise.engines.flower.apps.run_control import give_order
 from equipoise.engines.flower.operate.fetching import publish
 from equipoise.engines.flower.transport.messenger import TooFewClients
 from equipoise.errors import CheckpointError, ConfigError, IncompatibleParts, InvalidParameter
+from equipoise.experiment.folder import read_record
+from equipoise.experiment.predicted_run import predict_rows
 from made_clients import make_clients
 
 P = eq.privacy
@@ -135,6 +137,61 @@ def test_another_run_is_refused_in_the_folder_of_a_finished_one_and_changes_noth
     assert files_of(folder) == before
     assert len(grid.log) == asked
     assert publish([folder], tmp_path / "out") == ["run"]
+
+
+def test_a_private_run_with_another_number_of_bins_says_what_differs_and_names_another_folder(tmp_path):
+    """Before: "its privacy is not what it is here", more rounds as the reason, and another file as the cure."""
+    folder, grid = tmp_path / "run", federation(DATA, softmax)
+    run(private(), grid, rounds=1, folder=folder)
+    other = private(risk=eq.risk.Superquantile(0.5, quantile=P.PrivateQuantile(bound=2.0, bins=4)))
+    (folder / "rounds.jsonl").write_text((folder / "rounds.jsonl").read_text().rsplit('{"event": "end"', 1)[0])
+    with pytest.raises(
+        CheckpointError, match=r"its algorithm is .*bins=2.* here it is .*bins=4.* in another folder"
+    ) as failure:
+        run_app(server_app(other, model=softmax, clients=3, minimum=2, seed=3, rounds=1, folder=folder), grid)
+    assert "more of them" not in str(failure.value)
+    with pytest.raises(ConfigError, match=r"has not ended.*`equipoise flower run` again"):
+        read_record(folder)
+
+
+def test_rows_are_predicted_by_the_run_of_a_federation_with_the_schema_of_its_app(tmp_path):
+    """Before: "are no table", although the app has a schema. `Tabular` follows from the parameters; others need --model."""
+    rows = {"age": [24.0, 41.0, 58.0, 83.0] * 15, "sex": ["f", "m", "f", "m", "m", "f"] * 10, "ill": ["n", "n", "y", "y"] * 15}
+    table = {**rows, "site": [f"client-{row % 3}" for row in range(60)]}
+    schema = eq.data.Schema.fit(rows, target="ill")
+    data = eq.data.from_frame(table, client="site", target="ill", schema=schema, split_by="examples", test=0.2)
+
+    def net():
+        return eq.models.Tabular(schema, hidden=(4,))
+
+    grid, folder, found = federation(data, net), tmp_path / "run", []
+    options = {"timeout": 30.0, "seed": 3, "clients": 3, "rounds": 2, "folder": folder}
+    run_app(server_app(eq.Algorithm(), model=net, on_result=found.append, **options), grid)
+    (tmp_path / "new.csv").write_text("age,sex\n30,f\n70,m\n")
+    with pytest.raises(ConfigError, match=r"is of a federation, whose data are with its sites.* --schema my_federation/schema"):
+        predict_rows(folder, tmp_path / "new.csv")
+    schema.save(tmp_path / "schema.json")
+    told = predict_rows(folder, tmp_path / "new.csv", schema_file=tmp_path / "schema.json").table
+    wanted = schema.predict(found[0].model, {"age": [30.0, 70.0], "sex": ["f", "m"]})
+    assert told.column("y").to_pylist() == pytest.approx(wanted.column("y").to_pylist(), rel=1e-5)
+
+
+def test_the_log_has_the_figures_of_an_evaluation_and_who_is_worst(caplog):
+    with caplog.at_level("INFO", logger="flwr"):
+        found = run(eq.Algorithm(), federation(DATA, softmax), rounds=1)
+    errors = {
+        c: float(e)
+        for c, s, e in zip(found.clients.client, found.clients.split, found.clients.error, strict=True)
+        if s == "test"
+    }
+    worst = max(errors, key=errors.get)
+    line = f"Evaluation after round 1: mean test error {sum(errors.values()) / 3:.4g}, worst {worst} {errors[worst]:.4g}."
+    assert line in [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    with caplog.at_level("INFO", logger="flwr"):
+        run(eq.Algorithm(privacy=P.SecureAggregation()), federation(DATA, softmax), rounds=1)
+    (line,) = [text for record in caplog.records if "mean test error" in (text := record.getMessage())]
+    assert "worst" not in line
 
 
 def test_a_finished_run_that_cannot_go_on_stays_finished(tmp_path):

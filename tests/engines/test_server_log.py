@@ -14,7 +14,7 @@ from equipoise.engines.flower import server_app
 from equipoise.engines.flower.apps.kept_data import KeptData
 from equipoise.engines.flower.apps.node_policy import NodePolicy
 from equipoise.engines.flower.apps.run_control import StoppedByOperator
-from equipoise.engines.flower.apps.server_log import EXIT, RAISED, PlainFailures, speak_plainly
+from equipoise.engines.flower.apps.server_log import EXIT, RAISED, PlainFailures, show_notice, speak_plainly
 from equipoise.engines.flower.transport.messenger import TooFewClients
 from equipoise.errors import InvalidData
 from made_clients import make_clients
@@ -40,6 +40,13 @@ def told(failure, folder):
     logger.error(f"{EXIT}201\n\nAn unhandled exception occurred in the ServerApp.\n\nFor more information, visit: <…>")
     logger.info("")
     return lines
+
+
+def test_that_a_run_goes_on_is_no_warning(caplog):
+    with caplog.at_level("INFO", logger="flwr"):
+        show_notice("Going on from round 12 of 40, as runs/ops/checkpoint/state.safetensors has it.")
+        show_notice("Going on from round 12 of 40, as runs/x has it. The model starts from other weights here.")
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
 
 
 def test_a_failed_run_is_one_line_and_a_file(tmp_path):

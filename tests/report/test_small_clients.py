@@ -71,11 +71,13 @@ def test_clients_left_out_that_fare_far_worse_are_spoken_of(run):
 
 def test_a_summary_without_a_threshold_warns_of_them(run):
     assert (
-        "3 of 8 test clients have fewer than 30 examples: much of their error may be chance (one example moves it by 3 points "
-        "or more); at_least=30 leaves them out."
+        "3 of 8 test clients have fewer than 30 examples: much of their error may be chance (one example moves it by 10 "
+        "points or more); at_least=30 leaves them out."
     ) in str(run.summary()).splitlines()
     large = replace(run, clients=rows("test", [30, 31], [0.1, 0.0]))
     assert "examples" not in str(replace(large.summary(), error_name=""))
+    four = replace(run, clients=rows("test", [4, 50], [0.5, 0.0]))
+    assert "one example moves it by 25 points or more" in small_clients_words([four])
     few = replace(run, clients=rows("test", [2, 29], [0.5, 0.0]))
     assert small_clients_words([few]).startswith("All 2 test clients have fewer than 30 examples")
     assert "at_least" not in small_clients_words([few])  # it would leave nobody

@@ -99,7 +99,7 @@ def _registry(folder: Path) -> Registry:
 
     _ = OperatorFolder(folder).settings  # refuses a folder that has no SuperLink
     registry = Registry("federation")
-    await_superlink(registry)
+    await_superlink(registry, tell=lambda text: typer.echo(text, err=True))
     return registry
 
 
@@ -128,7 +128,7 @@ def register(names: SiteNames, folder: Folder = Path()) -> None:
 
 @app.command()
 def unregister(names: SiteNames, folder: Folder = Path()) -> None:
-    """Let in no longer what a site had before: its old key after `site --renew`, its node after `site --retire`."""
+    """Remove keys that nodes.toml no longer lists: a site's old key after `site --renew`, its key after `site --retire`."""
     registry = _registry(folder)
     from equipoise.engines.flower.operate.registered_nodes import unregister as let_out
 
@@ -308,7 +308,7 @@ def resume(folder: RunArgument) -> None:
 
 @app.command()
 def stop(folder: RunArgument) -> None:
-    """Have a run end after the round at hand; its folder can be gone on with."""
+    """End a run after the current round. The command `run` resumes it later."""
     _order(folder, "The run ends after the round at hand.", state="stop")
 
 

@@ -106,6 +106,9 @@ def predict(
     client: Annotated[
         str | None, Option(metavar="COLUMN", help="The column of ROWS that names the client. Default: that of training.")
     ] = None,
+    schema: Annotated[
+        Path | None, Option(metavar="FILE", help="The schema, if RUN has none: that of the app for a federation's run.")
+    ] = None,
     overwrite: Overwrite = False,
     trust: Annotated[bool, Option("--trust", help="Trust the code of your own that the run names, from now on.")] = False,
 ) -> None:
@@ -121,7 +124,16 @@ def predict(
     refuse_taken_file(out, "--out", overwrite=overwrite)
     reading = override({}, settings or ())
     found = predict_rows(
-        folder, rows, reading=reading, member=member, keep=keep or (), trust=trust, model=model, shared=shared, client=client
+        folder,
+        rows,
+        reading=reading,
+        member=member,
+        keep=keep or (),
+        trust=trust,
+        model=model,
+        shared=shared,
+        client=client,
+        schema_file=schema,
     )
     written = io.BytesIO()
     csv.write_csv(found.table, written)

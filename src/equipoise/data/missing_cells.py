@@ -1,7 +1,10 @@
-"""The refusal of rows of a table that lack their client or their target."""
+"""Cells of a table that are missing: the refusal of rows without client or target, and a count of the others."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from numpy.typing import NDArray
@@ -31,3 +34,27 @@ def refuse_missing(*cells: tuple[TableColumn, str, NDArray[Any]]) -> None:
     drop = "Drop these rows" if rows > 1 else "Drop this row"
     text = f"{prefix(found[0][0].source)}{', and '.join(told)}. {drop}: {' and '.join(ways)} in pandas, or in the file."
     raise InvalidData(f"{text} Or name the client there." if any(role == "client" for _, role, _ in found) else text)
+
+
+_counts: ContextVar[dict[str, tuple[int, int]] | None] = ContextVar("counts of missing cells", default=None)
+
+
+@contextmanager
+def counting_missing() -> Iterator[dict[str, tuple[int, int]]]:
+    """Count, by column, the missing cells and all cells of the tables that a schema reads meanwhile.
+
+    Missing cells are filled in, so that inputs do not show them.
+    """
+    counts: dict[str, tuple[int, int]] = {}
+    token = _counts.set(counts)
+    try:
+        yield counts
+    finally:
+        _counts.reset(token)
+
+
+def count_missing(column: TableColumn) -> None:
+    """Count the missing cells of a column, where somebody asks for it."""
+    if (counts := _counts.get()) is not None:
+        missing, (gaps, cells) = column.missing(), counts.get(column.name, (0, 0))
+        counts[column.name] = gaps + int(missing.sum()), cells + len(missing)

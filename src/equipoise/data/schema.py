@@ -26,6 +26,7 @@ from equipoise.data.file_access import PathLike
 from equipoise.data.identifiers import tell_of_identifier
 from equipoise.data.leading_zeros import as_numbers
 from equipoise.data.leaking_columns import AnswerCheck
+from equipoise.data.missing_cells import count_missing
 from equipoise.data.new_rows import read_rows
 from equipoise.data.row_predictions import predicted_columns, table_like
 from equipoise.data.table_column import Kind, TableColumn, shown_names, sorted_names
@@ -194,6 +195,8 @@ class Schema:
         numbers: list[NDArray[np.float32]] = []
         codes: list[NDArray[np.int64]] = []
         unseen: dict[str, set[str]] = {}
+        for column in read.values():
+            count_missing(column)
         for rule in self.columns:
             if rule.features:
                 parts, unseen[rule.name] = rule.columns_of(read[rule.name])

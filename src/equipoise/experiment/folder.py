@@ -40,6 +40,16 @@ if TYPE_CHECKING:
 IN_STUDY = "runs of a study leave none, because writing them takes seconds. For one run: equipoise export DIR"
 
 
+def resume_command(path: Path) -> str:
+    """The command that goes on with the run of a folder; that of a federation begins with its operator's folder."""
+    from equipoise.experiment.config_tables import read_toml
+    from equipoise.experiment.recorded import FEDERATION
+
+    if FEDERATION in read_toml(RunFolder(path).config):
+        return "give the same `equipoise flower run` again, in the folder of the federation's operator"
+    return f"equipoise run --resume {shlex.quote(str(path))}"
+
+
 def refuse_taken(path: Path) -> None:
     """Refuse a folder that is not empty, so that no run overwrites another."""
     try:
@@ -47,9 +57,8 @@ def refuse_taken(path: Path) -> None:
     except OSError as failure:
         raise ConfigError(f"{path} cannot be used for a run: {failure.strerror}. Name another folder: --out DIR.") from failure
     if taken and RunFolder(path).config.exists() and not RunFolder(path).finished:
-        command = f"equipoise run --resume {shlex.quote(str(path))}"
         other = "or name another folder: --out DIR."
-        raise ConfigError(f"{path} holds a run that has not ended. Go on with it: {command}, {other}")
+        raise ConfigError(f"{path} holds a run that has not ended. Go on with it: {resume_command(path)}, {other}")
     if taken:
         what = "is a file" if path.is_file() else "is not empty"
         raise ConfigError(f"{path} {what}, and a run never overwrites another. Name a new folder: --out DIR.")
@@ -208,7 +217,7 @@ def _read_records(path: str | Path) -> list[RunRecord]:
         raise ConfigError(f"{path} is not the folder of a run: it has no config.toml.")
     end = folder.last_event()
     if end.get("event") != "end":
-        raise ConfigError(f"The run in {path} has not ended. Go on with it: equipoise run --resume {shlex.quote(str(path))}")
+        raise ConfigError(f"The run in {path} has not ended. Go on with it: {resume_command(Path(path))}")
     config = read_config(folder.config)
     name, histories = config.train.name or folder.path.resolve().name, {"": History()}
     is_family = (folder.path / MANIFEST).exists()

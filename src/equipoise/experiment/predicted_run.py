@@ -21,6 +21,7 @@ from equipoise.data.schema import Schema
 from equipoise.data.table_column import TableColumn, shown_names
 from equipoise.errors import ConfigError, unknown_name
 from equipoise.experiment.config_tables import read_toml
+from equipoise.experiment.recorded import FEDERATION
 from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.run_model import model_file, trained_model
 from equipoise.experiment.saved_personal_models import SavedPersonalModels, own_models_of, without_stored_models
@@ -37,6 +38,7 @@ class PredictedRows:
 def predict_rows(
     path: Path, rows: Path, *, reading: Mapping[str, Any] | None = None, member: str | None = None, keep: Sequence[str] = (),
     trust: bool = False, model: str | None = None, shared: bool = False, client: str | None = None,
+    schema_file: Path | None = None,
 ) -> PredictedRows:  # fmt: skip
     """What the models of the run in a folder say about each row of a CSV or Parquet file: columns as of `Schema.predict`.
 
@@ -48,6 +50,7 @@ def predict_rows(
 
     `model`, "module:name", names code of the user's own that makes the untrained model; it is looked for in the folder in use
     and on sys.path, and runs because the user names it. It may take `schema`, `features` and `classes` by these names.
+    `schema_file` is the schema of a run whose folder has none, such as that of a federation: its app has it.
     """
     folder = RunFolder(path)
     if not path.exists():
@@ -56,11 +59,14 @@ def predict_rows(
         runs = sorted(str(each.parent) for each in path.glob(f"*/{folder.config.name}"))
         fix = f"It holds the runs {shown_names(runs)}: name one of them." if runs else "Name a folder of equipoise run."
         raise ConfigError(f"{path} is no folder of a run: it has no {folder.config.name}. {fix}")
-    if not folder.schema.is_file():
-        raise ConfigError(
-            f"The data of the run in {path} are no table, so that it has no {folder.schema.name} to read rows by."
-        )
-    schema, table = Schema.load(folder.schema), read_toml(folder.config)
+    table = read_toml(folder.config)
+    if schema_file is None and not folder.schema.is_file():
+        lacking = f"it has no {folder.schema.name} to read rows by"
+        if FEDERATION in table:
+            fix = "If the app has one, name it, e.g. --schema my_federation/schema.json."
+            raise ConfigError(f"The run in {path} is of a federation, whose data are with its sites: {lacking}. {fix}")
+        raise ConfigError(f"The data of the run in {path} are no table, so that {lacking}.")
+    schema = Schema.load(schema_file or folder.schema)
     trained = trained_model(folder, table, schema, model_file(folder, member), trust=trust, model=model)
     options, named = _options(table, schema, reading or {}), client or _client_column(table, schema)
     found = read_rows(rows, schema, options, named)

@@ -15,10 +15,14 @@ from equipoise.data.table_column import shown_names
 from equipoise.errors import ConfigError
 from equipoise.experiment.catalog import own_signature
 from equipoise.experiment.config import PYTHON, RunConfig
+from equipoise.experiment.config_tables import read_toml
 from equipoise.experiment.family_files import MANIFEST, MEMBERS, read_manifest
 from equipoise.experiment.own_code import OwnCode, own_failures
+from equipoise.experiment.recorded import FEDERATION
 from equipoise.experiment.run_files import RunFolder
 from equipoise.models.table_network import Tabular
+
+TABULAR = f"{Tabular.__module__}:{Tabular.__qualname__}"
 
 
 def model_file(folder: RunFolder, member: str | None) -> Path:
@@ -27,7 +31,8 @@ def model_file(folder: RunFolder, member: str | None) -> Path:
         if member is not None:
             raise ConfigError(f"{folder.path} is no family, so that there is no model {member!r} to choose. Leave it out.")
         if not folder.model.exists():
-            raise ConfigError(f"{folder.model} does not exist: the run has not ended. equipoise run --resume goes on.")
+            again = "equipoise flower run" if FEDERATION in read_toml(folder.config) else "equipoise run --resume"
+            raise ConfigError(f"{folder.model} does not exist: the run has not ended. {again} goes on.")
         return folder.model
     members = read_manifest(folder.path).members
     for each in members:
@@ -48,7 +53,10 @@ def trained_model(
     stored = read_tensor_file(file).tensors
     if model is not None:
         return _filled(_made_by(model, schema), stored, file, f"--model {model}")
-    if PYTHON in table:
+    if FEDERATION in table and table[FEDERATION].get("model") != TABULAR:
+        fix = "Name the function that makes the untrained model, as task.py of the app has it: --model my_federation.task:net"
+        raise ConfigError(f"The run in {folder.path} is of a federation, whose model is the app's own. {fix}")
+    if PYTHON in table or FEDERATION in table:
         return _filled(_table_network(folder, table, schema, stored), stored, file, str(folder.config))
     config = RunConfig.read(folder.config, code="resume", trust=trust)
     takes = {parameter.name for parameter in config.model.part.all_parameters if parameter.required}
@@ -107,7 +115,7 @@ def _table_network(folder: RunFolder, table: Mapping[str, Any], schema: Schema, 
 
 def is_own_of_python(table: Mapping[str, Any]) -> bool:
     """Whether a config.toml records a result that was saved from Python with another model than `Tabular`."""
-    return PYTHON in table and _class_of_python(table) != f"{Tabular.__module__}:{Tabular.__qualname__}"
+    return PYTHON in table and _class_of_python(table) != TABULAR
 
 
 def _class_of_python(table: Mapping[str, Any]) -> Any:

@@ -196,8 +196,8 @@ def epsilon_of(events: Events, delta: float, *, method: Method | None = None) ->
 class Spent:
     """What a run has spent. `epsilon_server`: for one who knows the cohorts, about a client in `participations` rounds.
 
-    `epsilon_server` is of the noisy sums alone. Neighbours differ in one client's contribution, which one of them replaces by
-    zero. The noise is that of the clients who contributed. `result.privacy` has one ε for each observer.
+    `epsilon_server` is of the noisy sums alone. Of two neighbouring runs, one has zero in place of one client's contribution.
+    The noise is that of the clients who contributed. `result.privacy` has one ε for each observer.
     """
 
     epsilon: float  # for whoever sees the released models

@@ -1,8 +1,8 @@
 """One ε per observer: what the public, a node and the server can learn from a run about one client, and on which assumptions.
 
 Amplification by sampling counts only against observers who cannot know the cohorts. Whoever sees who takes part (a server that
-invites the nodes, a node that exchanges keys with the others) is promised less: neighbours then differ in
-the client's contribution, which one of them replaces by zero, in each round, and sampling amplifies nothing.
+invites the nodes, a node that exchanges keys with the others) is promised less: of two neighbouring runs, one then
+has zero in place of the client's contribution in each round, and sampling amplifies nothing.
 An observer who adds noise, or knows some, has that noise taken off.
 """
 

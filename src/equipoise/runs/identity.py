@@ -90,6 +90,15 @@ def run_key(setting: Setting) -> str:
     return hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
+def _rounds_of_noise(described: str) -> str:
+    """The number of rounds that noise is for, by what `describe` of its plan says; empty if it does not say it.
+
+    >>> _rounds_of_noise("DifferentialPrivacy(…) with …, for 20 rounds")
+    '20'
+    """
+    return described.rpartition(", for ")[2].removesuffix(" rounds") if described.endswith(" rounds") else ""
+
+
 def _name(function: object) -> str:
     return str(getattr(function, "__qualname__", type(function).__name__))
 
@@ -104,7 +113,8 @@ def refuse_other_run(path: Path, saved: Mapping[str, str], given: Mapping[str, s
             f"{path} cannot be gone on from: the model has dropout, whose masks were drawn by torch's generator when it was "
             f"written; here they are {given[DROPOUT]}. Start a new run with another file."
         )
-    for name, value in given.items():
+    # Of the noise last: what else differs, such as the number of bins, is why it does.
+    for name, value in sorted(given.items(), key=lambda item: item[0] == NOISE):
         if name in (*unknown, PYTHON, CONSTANTS) or saved[name] == value:
             continue
         if name == START:
@@ -118,10 +128,16 @@ def refuse_other_run(path: Path, saved: Mapping[str, str], given: Mapping[str, s
                 "new run with another file."
             )
         if name == NOISE:
+            there, here = (_rounds_of_noise(text) for text in (saved[name], value))
+            if there != here:
+                raise CheckpointError(
+                    f"{path} is the checkpoint of another run: its noise is for {there} rounds, here it is for {here}: "
+                    f"noise follows from the rounds. Give rounds = {there} again, or start a new run with another file."
+                )
+            there, here = _differing_parts(saved[name], value)
             raise CheckpointError(
-                f"{path} is the checkpoint of another run: its privacy is not what it is here. Noise is calibrated for the "
-                "number of rounds, so a private run cannot have more of them. Give the same rounds and privacy again, or start "
-                "a new run with another file."
+                f"{path} is the checkpoint of another run: its noise is {there}, here it is {here}. Give the same privacy "
+                "again, or start a new run with another file."
             )
         there, here = _differing_parts(saved[name], value)
         raise CheckpointError(

@@ -25,12 +25,14 @@ from equipoise.core.task import Task
 from equipoise.core.update_checks import checked_norms, longest_square, with_carried
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
+from equipoise.engines.flower.apps import left_out
 from equipoise.engines.flower.apps.members import Member
 from equipoise.engines.flower.apps.run_control import RunControl
 from equipoise.engines.flower.apps.welcome import Welcome
 from equipoise.engines.flower.node_scores import NodeScores
 from equipoise.engines.flower.personal.remote_work import RemotePersonalWork
 from equipoise.engines.flower.personal.solver_memory import RemoteRows, kept_values
+from equipoise.engines.flower.secure.crowds import find_demand
 from equipoise.engines.flower.secure.evaluations import SecureEvaluation
 from equipoise.engines.flower.secure.identities import default_colluders, read_public_text, signed_threshold
 from equipoise.engines.flower.secure.network_rules import refuse_on_nodes
@@ -43,6 +45,7 @@ from equipoise.engines.flower.transport.messenger import (
     Reading,
     TooFewClients,
     efforts_of,
+    end_sentence,
     show_faults,
 )
 from equipoise.engines.flower.transport.part_messages import pack_part
@@ -192,14 +195,14 @@ class FlowerEngine(Engine):
             try:
                 return work(number)
             except TooFewClients as failure:
+                said = end_sentence(failure)
                 self.tries.append(str(failure))
                 if self.refused_for_good:
-                    text = f"{str(failure).rstrip('.')}. It is not tried again: policies do not change by themselves."
-                    raise TooFewClients(text) from failure
+                    raise TooFewClients(f"{said} It is not tried again: policies do not change by themselves.") from failure
                 if number == self.patience.retries:
-                    tried = f"It was tried {number + 1} times." if number else ""
-                    raise TooFewClients(f"{failure} {tried}".strip()) from failure
-                log.warning("%s It is tried again in %g s.", failure, self.patience.pause)
+                    tried = f" It was tried {number + 1} times." if number else ""
+                    raise TooFewClients(f"{said}{tried}") from failure
+                log.warning("%s It is tried again in %g s.", said, self.patience.pause)
         raise AssertionError  # the last try returns or raises
 
     @property
@@ -208,7 +211,10 @@ class FlowerEngine(Engine):
         members, messenger = self.federation.members, self.messenger
         everyone = len(self.round.drawn) == len(members)  # then another try has the same cohort
         refusing = messenger.refusing if everyone else messenger.for_good
-        return bool(refusing) and len(members) - len(refusing) < max(1, self.patience.minimum)
+        needed = max(1, self.patience.minimum)
+        if everyone and self.secure is not None:  # the owners' crowds and the protocol may demand more than the run
+            needed = find_demand(self.federation, self.round.drawn, minimum=needed).clients
+        return bool(refusing) and len(members) - len(refusing) < needed
 
     def gone(self, cohort: Cohort) -> Tensor:
         """Which clients of a cohort have failed in this round, (K,) bool."""
@@ -282,6 +288,9 @@ class FlowerEngine(Engine):
         if cohort is not self.round.cohort:
             self._require_all(cohort)
         self.require_enough(cohort)
+        self.messenger.losses |= {
+            client: loss for client, loss in zip(self.names(cohort), losses, strict=True) if loss is not None
+        }
         return torch.tensor([math.nan if loss is None else loss for loss in losses], dtype=torch.float64)
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
@@ -312,6 +321,8 @@ class FlowerEngine(Engine):
         updates, losses, moments = (torch.stack(values) for values in zip(*(each or nothing for each in answers), strict=True))
         sq_norms = torch.stack([update.double().square().sum() for update in updates])
         if solver is not GRADIENT:
+            seen = zip(self.names(cohort), losses.tolist(), strict=True)
+            self.messenger.losses = {**{client: loss for client, loss in seen if loss == loss}, **self.messenger.losses}
             sq_norms = self._without_outliers(cohort, sq_norms)
         if any(lost):
             text = f"{counted(sum(lost), 'client')} lost what is kept for the solver, and began anew with zeros."
@@ -337,6 +348,7 @@ class FlowerEngine(Engine):
             if 0 < median * self.patience.longest < square**0.5 < math.inf:
                 why = f"sent an update {square**0.5 / median:.3g} times as long as the median of the round"
                 self.messenger.faults.setdefault(client, why)
+                self.messenger.tell(self.messenger.nodes.get(client, -1), left_out.LONG)
         bound = (median * self.patience.longest) ** 2
         return torch.where(sq_norms > bound, math.inf, sq_norms) if bound > 0 else sq_norms
 

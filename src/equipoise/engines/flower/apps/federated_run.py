@@ -20,6 +20,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.core.files import locked, write_atomically
 from equipoise.core.task import Task
 from equipoise.data.federated_data import FederatedData
+from equipoise.engines.flower.apps.few_updates import too_few_updates
 from equipoise.engines.flower.apps.fixed_rounds import refuse_more_rounds
 from equipoise.engines.flower.apps.foreseen_refusals import (
     evaluated_rounds,
@@ -41,7 +42,7 @@ from equipoise.engines.flower.secure.crowds import check_crowd
 from equipoise.engines.flower.secure.network_rules import refuse_both_trained, refuse_on_nodes
 from equipoise.engines.flower.transport.messages import MessageContent, counted
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
-from equipoise.errors import ConfigError, EquipoiseNotice, IncompatibleParts
+from equipoise.errors import CheckpointError, ConfigError, EquipoiseNotice, IncompatibleParts
 from equipoise.experiment.folder import claim
 from equipoise.experiment.folder import run as run_in_folder
 from equipoise.experiment.recorded import FEDERATION, RecordedConfig
@@ -134,7 +135,8 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
                 status.event("warning", text=said)
             if not told and plan.algorithm.traits.privacy.sums_alone:
                 log.info("Only sums are visible to this server: no single client's loss, update or score.")
-            if not told and (said := federated.drowned()):
+            few = too_few_updates(plan.algorithm, federated.clients_per_round, plan.longest)
+            if not told and (said := federated.drowned() or few):
                 log.warning("%s", said)
                 status.event("warning", text=said)
             status.settle(members, messenger)
@@ -169,7 +171,11 @@ def refuse_other_plan(plan: ServerPlan, grid: Grid, place: RunFolder, known: tup
     status = RunStatus(None, place.path.name, plan.rounds, open_scores=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EquipoiseNotice)  # which the run itself gives
-        Checkpoints(place.checkpoint).open([FederatedRun(plan, model, data, federation, status).setting()])
+        try:
+            Checkpoints(place.checkpoint).open([FederatedRun(plan, model, data, federation, status).setting()])
+        except CheckpointError as failure:
+            another = "in another folder (`folder` of --run-config)"
+            raise CheckpointError(str(failure).replace("with another file", another)) from failure
 
 
 def open_door(plan: ServerPlan, messenger: Messenger, task: Task, model_seed: int, folder: Path | None) -> Welcome:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 INTRODUCTION, KIND, UNLISTED, KEY, UNPROVED = "introduction", "kind", "unlisted", "key", "unproved"
 TAKEN, TWICE, DATA, LATE, RETIRED, REPLACED = "taken", "twice", "data", "late", "retired", "replaced"
+LONG = "long update"  # of one round: the node itself takes part
 NODE_KEY = "the node's key (node.key in the kit)"
 WORDS = {
     INTRODUCTION: (
@@ -45,6 +46,10 @@ WORDS = {
         "start the node again."
     ),
 }
+LONG_UPDATE = (
+    "This node's update was left out of a round: it was far longer than those of the other sites (`longest` of the run). "
+    "Compare the units, the scale and the labels of its data with the schema. The node still takes part."
+)
 OTHERWISE = "the operator's log says why."
 
 
@@ -54,5 +59,7 @@ def say_why(cause: object) -> str:
     >>> say_why("from a later version")
     "This node is left out of the run: the operator's log says why."
     """
+    if cause == LONG:
+        return LONG_UPDATE
     words = WORDS.get(cause, OTHERWISE) if isinstance(cause, str) else OTHERWISE
     return f"This node is left out of the run: {words}"

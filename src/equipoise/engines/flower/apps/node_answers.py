@@ -42,7 +42,7 @@ def introduce(session: NodeSession) -> Answer:
         "fingerprint": session.ledger.fingerprint(node.data.fingerprint),
         "only_sums": session.policy.only_sums,
         "minimum_crowd": session.policy.minimum_crowd,
-        "evaluates": session.policy.evaluate,
+        "evaluates": session.policy.evaluates,
         "evaluations": session.policy.evaluations,
         "identity": public_text(session.identity.public) if session.identity is not None else "",
         "metrics": list(session.setup.metrics.functions),
@@ -66,7 +66,9 @@ def compute_loss(session: NodeSession) -> Answer:
     session.refuse_single()
     session.refuse_unless_training()
     solver = session.solver if session.request.values.get("solver") is not None else None
-    return {}, {"loss": session.engine.losses(session.params, session.cohort, solver).double()}
+    loss = session.engine.losses(session.params, session.cohort, solver).double()
+    session.note_single("loss")
+    return {}, {"loss": loss}
 
 
 def compute_update(session: NodeSession) -> Answer:
@@ -77,6 +79,7 @@ def compute_update(session: NodeSession) -> Answer:
     work = done.work
     counts = work.carried is not None and bool(torch.isfinite(work.carried).all())
     carried = {"carried": work.carried[0]} if counts and work.carried is not None else {}
+    session.note_single("update")
     return {"lost": True} if done.lost else {}, {"update": work.update[0], "loss": work.losses.double(), **carried}
 
 

@@ -95,7 +95,13 @@ class NodeLedger:
         self._answered.add((run, round_index, purpose))
         self._size = self._path.stat().st_size
 
-    def begin_evaluation(self, run: str, kind: str, subject: str, most: int) -> None:
+    def note_single(self, run: str, round_index: int, purpose: str) -> None:
+        """Write down what no sum hides of this client, such as "single update": once for all tries of a round."""
+        with self._alone():
+            if (run, round_index, purpose) not in self._answered:
+                self._write(run, round_index, purpose, None)
+
+    def begin_evaluation(self, run: str, kind: str, subject: str, most: int | None) -> None:
         """Count an evaluation that no secure sum hides, and refuse it if the run has had `most` of its kind, which is one word.
 
         `subject` is a hash of what is evaluated. The same again tells nothing new: it is not counted again, nor refused.

@@ -71,7 +71,7 @@ class PlainWords(logging.Filter):
             record.msg, record.args = "%s: asked %s.", (self.asked, words)
             return not self.silent
         if record.msg == SENT:  # an answer, or a refusal of which another line tells
-            record.msg, record.args = "%s: done after %.1f s.", (self.asked, time.monotonic() - self.began)
+            record.msg, record.args = "%s: answered after %.1f s.", (self.asked, time.monotonic() - self.began)
             return not self.silent
         if record.msg in IN_PLACE:
             plain = IN_PLACE[record.msg]

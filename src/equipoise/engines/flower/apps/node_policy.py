@@ -42,7 +42,8 @@ class NodePolicy:
     `evaluations`: the most evaluations of a run. A sum must have noise of at least `noise_multiplier` times what the clipped
     contribution of this node moves it by, and updates a `clip` of at most that much. With `epsilon` every sum must have noise;
     what all of them cost together, at `delta`, is for the node's ledger to count. `evaluate`: whether loss and error, which no
-    noise covers, may be asked for: exact means over clients and, without `only_sums`, those of this client alone. `parts`: the
+    noise covers, may be asked for: exact means over clients and, without `only_sums`, those of this client alone (None: yes,
+    unless the policy demands noise by `noise_multiplier` or `epsilon`; `evaluates` is the answer). `parts`: the
     parts of the catalogue that may run here, as "kind.name" (None: all), and `allow`: packages whose classes may. Answers leave
     `answer_after` seconds after their request, or at a multiple of it. With `key`, the file of this node's private key, and
     `peers`, that of the other nodes' public keys, the node takes part in signed sums alone, and withstands `colluders` nodes
@@ -57,7 +58,7 @@ class NodePolicy:
     clip: float | None = None
     epsilon: float | None = None
     delta: float = 1e-5
-    evaluate: bool = True
+    evaluate: bool | None = None
     parts: tuple[str, ...] | None = None
     allow: tuple[str, ...] = ()
     answer_after: float = 0.0
@@ -89,6 +90,11 @@ class NodePolicy:
         """Whether the owner demands noise in all that leaves the node."""
         return self.noise_multiplier is not None or self.epsilon is not None
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether exact evaluations are allowed: by the owner's word, and without it only where no noise is demanded."""
+        return self.evaluate if self.evaluate is not None else not self.noisy
+
     def read_identity(self) -> Identity | None:
         """The node's key and those of its peers, where the owner has named them."""
         if self.key is None or self.peers is None:
@@ -96,7 +102,10 @@ class NodePolicy:
         return read_identity(Path(self.key), Path(self.peers), self.colluders)
 
     def stricter(self, other: NodePolicy) -> NodePolicy:
-        """The policy that refuses what either does. Packages that `other`, the owner's, allows are allowed."""
+        """The policy that refuses what either does. Packages that `other`, the owner's, allows are allowed.
+
+        Exact evaluations beside noise are allowed if the owner of the noise says so: an app cannot say it for its node's owner.
+        """
 
         def smaller(name: str) -> Any:
             given = [value for value in (getattr(self, name), getattr(other, name)) if value is not None]
@@ -104,12 +113,15 @@ class NodePolicy:
 
         noise = [z for z in (self.noise_multiplier, other.noise_multiplier) if z is not None]
         parts = [set(names) for names in (self.parts, other.parts) if names is not None]
+        evaluate = other.evaluate if other.evaluate is not None or other.noisy else self.evaluate
+        if self.evaluate is False:
+            evaluate = False
         return NodePolicy(
             only_sums=self.only_sums or other.only_sums,
             minimum_crowd=max(self.minimum_crowd, other.minimum_crowd),
             minimum_tail=max(self.minimum_tail, other.minimum_tail),
             noise_multiplier=max(noise, default=None),
-            evaluate=self.evaluate and other.evaluate,
+            evaluate=evaluate,
             parts=tuple(sorted(set.intersection(*parts))) if parts else None,
             allow=other.allow,
             answer_after=max(self.answer_after, other.answer_after),
@@ -135,8 +147,10 @@ class NodePolicy:
 
     def check_evaluation(self) -> None:
         """Refuse an evaluation if the owner allows none."""
-        if not self.evaluate:
-            raise PolicyRefusal("The policy allows no evaluations.")
+        if not self.evaluates:
+            cure = ": it demands noise, and an evaluation is exact. To allow exact evaluations, write evaluate = true"
+            why = "" if self.evaluate is False else cure
+            raise PolicyRefusal(f"The policy allows no evaluations{why}.")
 
     def check_terms(self, terms: SumTerms) -> None:
         """Refuse a sum over too few clients: those that must be in it, not those that are invited."""

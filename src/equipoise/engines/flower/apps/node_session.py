@@ -238,14 +238,17 @@ class NodeSession:
         """Refuse an evaluation that the owner does not allow, and count another: of the "shared" model, or of its "own"."""
         self.policy.check_single()
         self.policy.check_evaluation()
-        if self.policy.evaluations is not None:
-            model = tensors_fingerprint([(f"after round {self.request.round}", self.params.cpu())])
-            self.ledger.begin_evaluation(self.request.value("run", str), kind, model, self.policy.evaluations)
+        model = tensors_fingerprint([(f"after round {self.request.round}", self.params.cpu())])
+        self.ledger.begin_evaluation(self.request.value("run", str), kind, model, self.policy.evaluations)
 
     def refuse_single(self) -> None:
         """A node may be set to show nobody what is its alone."""
         self.policy.check_single()
         self.policy.check_round(self.request.round)
+
+    def note_single(self, what: str) -> None:
+        """Write into the node's own ledger, before the answer leaves, that something of this client alone is in it."""
+        self.ledger.note_single(self.request.value("run", str), self.request.round, f"single {what}")
 
 
 def read_common(request: MessageContent, client: str) -> MessageContent:

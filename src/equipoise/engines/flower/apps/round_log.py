@@ -7,6 +7,7 @@ import math
 
 from equipoise.absent_clients import absent_words
 from equipoise.algorithm import Algorithm
+from equipoise.client_table import ClientTable
 from equipoise.engines.flower.apps.node_keys import RETIRED
 from equipoise.engines.flower.apps.run_status import moment
 from equipoise.observers import Evaluation
@@ -34,7 +35,8 @@ class LogRounds(Observer):
         """Log the round, and a warning for each client that it went on without; losses that nobody knows are left out."""
         known = {"loss": report.loss, "worst 10 %": report.tail_loss}
         losses = [f"{name} {value:.4f}" for name, value in known.items() if not math.isnan(value)]
-        tail = [] if report.tail_share is None else [f"{100 * report.tail_share:.0f} % in the tail"]
+        noisy = " by noisy counts" * self.algorithm.private
+        tail = [] if report.tail_share is None else [f"{100 * report.tail_share:.0f} % in the tail{noisy}"]
         text = f"Round {report.round + 1}: {', '.join([*losses, *tail, f'{self.trained(report)} trained'])}"
         text += f", {report.bytes_sent / 1e3:.1f} kB out, {report.bytes_received / 1e3:.1f} kB in"
         log.info("%s %s", moment(), text)
@@ -53,8 +55,25 @@ class LogRounds(Observer):
             log.warning("%s", text)
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
-        """Log who is not in the figures of an evaluation: its means do not compare with those over other clients."""
+        """Log the figures of an evaluation, and who is not in them: means over other clients do not compare with these."""
+        if said := figures_of(evaluation.clients, names=self.algorithm.privacy is None):
+            log.info("Evaluation after round %d: %s.", evaluation.round, said)
         table, told = evaluation.clients, {RETIRED}  # of which the log has told
         lacking = [split for split, absent in table.not_evaluated.items() if set(absent.values()) - told]
         for split in [each for each in ("test", "validation", "train") if each in lacking][:1]:
             log.warning("Evaluation after round %d: %s", evaluation.round, absent_words(table, split))
+
+
+def figures_of(table: ClientTable, *, names: bool) -> str:
+    """The mean error over the clients to test on, or else to train on; with `names` also the client with the largest error.
+
+    Where secure sums hide single clients, the table has the mean alone. Empty if nothing is known.
+    """
+    for split in ("test", "train"):
+        rows = zip(table.client, table.split, table.error.tolist(), strict=True)
+        errors = {client: error for client, where, error in rows if where == split and math.isfinite(error)}
+        if errors:
+            mean = f"mean {split} error {sum(errors.values()) / len(errors):.4g}"
+            worst = max(errors, key=lambda client: errors[client])
+            return f"{mean}, worst {worst} {errors[worst]:.4g}" if names and len(errors) > 1 else mean
+    return ""

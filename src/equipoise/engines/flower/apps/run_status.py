@@ -31,6 +31,7 @@ from equipoise.types import Observer, RoundReport
 STATUS, EVENTS = "status.json", "events.jsonl"
 SAME_ALERT = 6  # characters by which an alert is known again: "has fa…", "has a …"
 KEEPS_FAILING = 3  # rounds in a row after which a node is an alert
+FAR_LOSS = 10.0  # times the next largest loss from which a loss is an alert
 DRIFT = (4.0, 0.05)  # deviations, and amount, above the median of all clients from which an error is an alert
 log = logging.getLogger("flwr")  # Flower shows it to whoever watches the run
 
@@ -177,6 +178,8 @@ class RunStatus(Observer):
                 entry["state"] = "resting" if client in messenger.resting else absent if client in missing else "good"
             if entry["in_a_row"] >= KEEPS_FAILING:
                 self.alert(client, f"has failed in {entry['in_a_row']} rounds in a row: it {entry['fault']}")
+        if self.open_scores and messenger is not None:
+            self._look_at_losses(messenger.losses, report.round + 1)
         numbers = {"seconds": report.seconds, "trained": report.trained, "cohort": report.cohort}
         drawn = len({*report.bytes_by_client, *missing})  # `cohort` is without those that failed before they trained
         numbers |= {"clients_trained": self.count_trained(report), "clients_drawn": drawn}
@@ -188,6 +191,14 @@ class RunStatus(Observer):
         told = {name: value for name, value in told.items() if value}
         self.event("round", **numbers, missing=missing, sent=report.bytes_sent, received=report.bytes_received, **told)
         self.write()
+
+    def _look_at_losses(self, losses: Mapping[str, float], number: int) -> None:
+        """A loss far above all others of its round is an alert, until the client sends another."""
+        found = dict(far_losses(losses, number))
+        for client in losses.keys() - found.keys():
+            self.clear(client, "report")
+        for client, text in found.items():
+            self.alert(client, text)
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """Tell who was not evaluated. Where single errors may be known, a site with one far above the others' is an alert."""
@@ -240,6 +251,21 @@ class RunStatus(Observer):
             entry = self._entry(client)
             entry["failed"], entry["in_a_row"] = entry["failed"] + 1, entry["in_a_row"] + 1
             entry["fault"], entry["state"] = faults[client], "failed"
+
+
+def far_losses(losses: Mapping[str, float], number: int) -> Iterator[tuple[str, str]]:
+    """The client whose loss in round `number` is far above the losses of all others, of three clients or more.
+
+    >>> list(far_losses({"a": 0.7, "b": 0.4, "c": 26.0}, 5))
+    [('c', 'reported a loss of 26 in round 5, and the others at most 0.7: wrong labels or units, or a false number')]
+    """
+    ordered = sorted(losses.items(), key=lambda item: item[1])
+    if len(ordered) < 3:
+        return
+    (_, next_one), (client, largest) = ordered[-2:]
+    if largest > FAR_LOSS * max(next_one, 0.0) and largest - next_one > 1:
+        why = f"and the others at most {next_one:.3g}: wrong labels or units, or a false number"
+        yield client, f"reported a loss of {largest:.3g} in round {number}, {why}"
 
 
 def drifted(errors: Mapping[str, float]) -> Iterator[tuple[str, str]]:

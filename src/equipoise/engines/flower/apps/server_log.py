@@ -6,6 +6,7 @@ Flower shows a failed app as a traceback with its own frames, an exit code and a
 from __future__ import annotations
 
 import logging
+import re
 import traceback
 import warnings
 from pathlib import Path
@@ -15,6 +16,7 @@ from equipoise.engines.flower.apps.run_control import StoppedByOperator
 from equipoise.errors import EquipoiseError, EquipoiseNotice
 
 log = logging.getLogger("flwr")  # Flower shows it to whoever watches the run
+GOES_ON = re.compile(r"Going on from round \d+ of \d+, as .* has it\.")
 TRACEBACK = "error.txt"  # in the run's folder: the traceback of what stopped the run
 RAISED, EXIT = "%s raised an exception", "Exit Code: "  # how lines of Flower begin that tell of an app's failure
 
@@ -58,8 +60,11 @@ class PlainFailures(logging.Filter):
 
 
 def show_notice(message: Warning | str, *_: Any, **__: Any) -> None:
-    """A notice as a line of the log, without the file and the line of code that it came from."""
-    log.warning("%s", message)
+    """A notice as a line of the log, without the file and the line of code that it came from.
+
+    That a run goes on from its checkpoint is no warning.
+    """
+    log.log(logging.INFO if GOES_ON.fullmatch(str(message)) else logging.WARNING, "%s", message)
 
 
 def speak_plainly(folder: str | None) -> None:

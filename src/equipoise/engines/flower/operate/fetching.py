@@ -12,7 +12,7 @@ import json
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from equipoise.engines.flower.operate.kits import Kit
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.experiment.run_files import RunFolder, file_checksum, refuse_damaged_files
 from equipoise.runs.trivial_answer import trivial_answer
+from equipoise.small_clients import FEW_EXAMPLES as FEW
 
 MANIFEST = "manifest.json"
 MODEL, CHOICE = "model.safetensors", "choice.json"  # what `fetch` leaves on a site
@@ -152,7 +153,7 @@ def fetch(
               for name, errors in trivial.items()]  # fmt: skip
     replaced = "" if before is None else " It was there already." if before == now else " It replaces the one before."
     lines += [f"{chosen} in {out}.{replaced} Nothing was sent."]
-    return lines + warn_of_trivial(best, scores[best], trivial)
+    return lines + warn_of_trivial(best, scores[best], trivial, count_examples(app, kit))
 
 
 def find_fetched(out: Path, *, overwrite: bool) -> str | None:
@@ -191,11 +192,28 @@ def trivial_errors(app: NodeApp, kit: Kit) -> dict[str, dict[str, float]]:
     return {found.name: dict(zip(node.data.splits, found.errors.tolist(), strict=True))}
 
 
-def warn_of_trivial(name: str, scores: dict[str, tuple[float, float]], trivial: dict[str, dict[str, float]]) -> list[str]:
-    """A warning for each split of this node's data on which a model is no better than one answer for all examples."""
+def count_examples(app: NodeApp, kit: Kit) -> dict[str, int]:
+    """The number of this node's examples of each split."""
+    return dict(app.setup.data(Context(0, 0, dict(kit.node_config), RecordDict(), {})).sizes)
+
+
+def warn_of_trivial(
+    name: str, scores: dict[str, tuple[float, float]], trivial: dict[str, dict[str, float]], sizes: Mapping[str, int]
+) -> list[str]:
+    """A warning for each split of this node's data on which a model is no better than one answer for all examples.
+
+    Of few examples the difference may be chance, and the warning says so.
+    """
+
+    def verdict(split: str) -> str:
+        count = sizes.get(split, FEW)
+        if count >= FEW:
+            return "The model is of no use there: find out why before anyone relies on it."
+        return f"These are only {count} examples, so that this may be chance: look at more before anyone relies on the model."
+
     return [
         f"WARNING: on this node's {split} examples {name} has an error of {scores[split][1]:.4g}. The {answer} for all "
-        f"examples has {errors[split]:.4g}. The model is of no use there: find out why before anyone relies on it."
+        f"examples has {errors[split]:.4g}. {verdict(split)}"
         for answer, errors in trivial.items()
         for split in ("test", "validation", "train")
         if split in scores and split in errors and scores[split][1] >= errors[split]

@@ -9,6 +9,7 @@ import socket
 import ssl
 import stat
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,21 +23,25 @@ from flwr.app import Context, RecordDict
 
 from equipoise.core.trees import leaves
 from equipoise.core.version import VERSION
+from equipoise.data.missing_cells import counting_missing
 from equipoise.engines.flower.apps.node_app import NodeApp
 from equipoise.engines.flower.apps.node_data import NodeData
 from equipoise.engines.flower.apps.node_keys import public_key_text, read_private_key
 from equipoise.engines.flower.apps.node_policy import NodePolicy, read_policy
 from equipoise.engines.flower.apps.owned_app import load_installed
 from equipoise.engines.flower.operate.kit_questions import (
+    empty_columns,
     find_algorithm,
+    name_comparison,
     open_to_single_requests,
     refused_parts,
+    show_gaps,
     show_policy,
     strange_columns,
     unknown_parts,
 )
 from equipoise.engines.flower.operate.kits import Kit
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, EquipoiseNotice
 from equipoise.solvers import SGD
 from equipoise.types import Cohort
 
@@ -68,6 +73,8 @@ class Checks:
         self.app: NodeApp | None = None
         self.node: NodeData | None = None
         self.rules: NodePolicy | None = None
+        self.notices: list[str] = []  # that the loading of the data gave
+        self.gaps: dict[str, tuple[int, int]] = {}  # missing cells and all cells, by column of a table
 
     def run(self) -> Iterator[Finding]:
         """All findings, in order."""
@@ -147,7 +154,10 @@ class Checks:
             return "fault", f"{self.kit.policy}: {'; '.join(refused)}. The node would refuse the run"
         if warning := open_to_single_requests(self.rules, algorithm):
             return "warning", f"{self.kit.policy}: {warning}. Write only_sums = true"
-        return "good", "the policy allows the algorithm of task.py"
+        compared, later = name_comparison(self.rules, algorithm)
+        text = f"the policy allows the algorithm of task.py. Compared: {', '.join(compared)}"
+        text += f". Only a run decides: {', '.join(later)}" * bool(later)
+        return ("warning" if any(each.startswith("noise") for each in later) else "good"), text
 
     def load_app(self) -> tuple[str, str]:
         """The app that the node runs."""
@@ -163,7 +173,10 @@ class Checks:
         app = self._app()
         began = time.perf_counter()
         try:
-            self.node = app.setup.data(self._context())
+            with warnings.catch_warnings(record=True) as heard, counting_missing() as self.gaps:
+                warnings.simplefilter("always", EquipoiseNotice)
+                self.node = app.setup.data(self._context())
+            self.notices = [str(each.message) for each in heard if issubclass(each.category, EquipoiseNotice)]
         except KeyError as failure:
             key = str(failure.args[0]) if failure.args else ""
             if key in self.kit.node_config:
@@ -186,14 +199,15 @@ class Checks:
                 if torch.is_tensor(leaf) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
                     rows = int((~torch.isfinite(leaf.flatten(1) if leaf.dim() > 1 else leaf.unsqueeze(1)).all(1)).sum())
                     return "fault", f"{rows} examples of {split} have missing or infinite values"
-        if strange := list(strange_columns(node.data)):
-            return min(verdict for verdict, _ in strange), " ".join(text for _, text in strange)
+        strange = [*strange_columns(node.data), *empty_columns(self.gaps), *(("warning", text) for text in self.notices)]
+        if strange := list(dict.fromkeys(strange)):
+            return min(verdict for verdict, _ in strange), " ".join(text.rstrip(".") + "." for _, text in strange)
         targets = leaves(node.data.train.y)[0]
         if node.data.classes and not targets.is_floating_point() and targets.dim() == 1:
             counts = torch.bincount(targets.long(), minlength=node.data.classes).tolist()
             shown = f"examples per class: {', '.join(map(str, counts[:20]))}{', …' if len(counts) > 20 else ''}"
-            return ("warning" if len([c for c in counts if c]) < 2 else "good"), shown
-        return "good", "all values are finite"
+            return ("warning" if len([c for c in counts if c]) < 2 else "good"), shown + show_gaps(self.gaps)
+        return "good", "all values are finite" + show_gaps(self.gaps)
 
     def training(self) -> tuple[str, str]:
         """One local step on this node's data: its time, and the most memory so far. Nothing is sent."""

@@ -6,7 +6,7 @@ A node's name is that of its key: in the operator's list, in a kit, or as it was
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,9 +76,9 @@ def list_nodes(folder: Path, registry: Registry) -> list[RegisteredNode]:
     return sorted(found, key=lambda node: (node.name, not node.listed, node.id))
 
 
-def await_superlink(registry: Registry, seconds: float = WAIT) -> None:
-    """Wait until the SuperLink answers: it takes some seconds to begin."""
-    end = time.monotonic() + seconds
+def await_superlink(registry: Registry, seconds: float = WAIT, tell: Callable[[str], None] = lambda text: None) -> None:
+    """Wait until the SuperLink answers: it takes some seconds to begin. `tell` is called once if it does not answer at once."""
+    end, told = time.monotonic() + seconds, False
     while True:
         try:
             registry.nodes()
@@ -88,6 +88,9 @@ def await_superlink(registry: Registry, seconds: float = WAIT) -> None:
                 raise ConfigError(
                     f"The SuperLink does not answer ({type(failure).__name__}: {failure}). Start it: equipoise flower superlink"
                 ) from failure
+            if not told:
+                tell(f"The SuperLink does not answer yet. This command waits for it, {seconds:.0f} s at most.")
+            told = True
             time.sleep(0.5)
 
 

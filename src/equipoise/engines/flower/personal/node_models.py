@@ -34,6 +34,7 @@ def work_on_own_model(session: NodeSession) -> Answer:
     sent = method.updates(session.started, params, cohort, row, solver)
     if sent is None:  # a method that keeps nothing apart: the work of the solver
         sent = session.engine.updates(params, cohort, solver).update
+    session.note_single("update")
     return {}, {"update": sent[0]}
 
 

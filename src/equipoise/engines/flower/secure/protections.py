@@ -48,7 +48,10 @@ if TYPE_CHECKING:
     from equipoise.round import Plan
 
 WIDE, COUNTS = 1 << 62, 1 << 32  # the modulus of sums of few numbers, and of counts
-SKIPPED = "a sum of this round was begun and lost, and is not asked for again: two such sums may tell one client's part"
+SKIPPED = (
+    "a sum of this round was begun and lost, and is not asked for again: the difference of two such sums may reveal one "
+    "client's contribution"
+)
 
 
 def mask_sums(engine: FlowerEngine, protection: Protected, algorithm: Algorithm) -> Protected:

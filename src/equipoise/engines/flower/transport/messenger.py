@@ -14,6 +14,7 @@ from flwr.app import Error, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from equipoise.core.error_codes import WRITTEN
 from equipoise.engines.flower.apps import left_out
 from equipoise.engines.flower.flower_internals import DEADLINE, IN_WORDS, OF_THE_APP, TOO_LATE, pull_replies
 from equipoise.engines.flower.secure.sum_terms import SCORES
@@ -33,7 +34,7 @@ LONGEST_REST = 64  # timeouts that a silent client rests at most
 LONGEST_TYPE = 80  # characters of the name of an error's type
 BY_ITS_OWNER = {  # types of refusals that follow from a node's policy and the request, never from its data; in words
     "PolicyRefusal": "PolicyRefusal: its policy does not allow what the run asks for, and its own log says why",
-    "PartNotAllowed": "PolicyRefusal: a part of the algorithm is not among `parts` of its policy, and its own log says which",
+    "PartNotAllowed": "PartNotAllowed: a part of the algorithm is not among `parts` of its policy, and its own log says which",
     "SumsOnly": "SumsOnly: its policy says only_sums, and the run asks for something of this client alone",
     "BudgetSpent": "BudgetSpent: the run would cost more than the ε of its policy, and its own log says more",
 }
@@ -62,6 +63,15 @@ def show_faults(faults: Mapping[str, str]) -> str:
                      for why, named in clients.items())  # fmt: skip
 
 
+def end_sentence(failure: EquipoiseError) -> str:
+    """What an error says, with one full stop at its end and without its code: another sentence may follow.
+
+    >>> end_sentence(TooFewClients("a is not connected"))
+    'a is not connected.'
+    """
+    return WRITTEN.sub("", str(failure)).rstrip(". ") + "."
+
+
 def name_group(action: str, request: ClientRequest, round_index: int) -> str:
     """What Flower is told that a message belongs to, which a node's log names: a round, or the sums of an evaluation."""
     of_scores = action.startswith("train.") and any(name.startswith(f"sum.{SCORES}") for name in request.tensors)
@@ -79,7 +89,7 @@ def name_error(error: Error) -> str:
     Flower sends "<class 'ValueError'>:<'the text'>", and the text may tell of a node's data.
     """
     if error.code in TOO_LATE:
-        return "its answer came too late, when the message had expired"
+        return "no answer came before the message expired"
     of_app = error.code in OF_THE_APP
     words = IN_WORDS.get(error.code) or (f"error {error.code} of its app" if of_app else shorten(error.reason or "error"))
     return (name_type(error.reason) or words) if of_app else words
@@ -150,6 +160,7 @@ class Messenger:
     def begin(self) -> None:
         """A new round, or another try of one: faults and traffic before it are forgotten."""
         self.faults: dict[str, str] = {}
+        self.losses: dict[str, float] = {}  # that clients of the round have sent in the open
         self.refusing: set[str] = set()  # clients whose owners do not allow what was asked
         self.for_good: set[str] = set()  # those of them that would refuse every cohort of the run
         self.sent: Counter[str] = Counter()  # bytes of the contents of messages, by client
