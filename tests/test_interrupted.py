@@ -100,6 +100,13 @@ def test_a_run_with_a_checkpoint_ends_its_round_and_the_same_call_goes_on_bit_fo
     assert [report.loss for report in after.history.rounds] == [report.loss for report in whole.history.rounds]
 
 
+def test_a_process_that_has_compiled_something_ends_by_the_signal_too(tmp_path):
+    pytest.importorskip("tabulate")  # torch._dynamo imports it at exit, after which Python forgets about Ctrl-C
+    call = f"import torch._dynamo.utils\n{TRAIN}"
+    _, status = interrupted(call, tmp_path, '"run.safetensors"')
+    assert status == -signal.SIGINT
+
+
 def test_a_second_ctrl_c_stops_at_once_and_leaves_the_checkpoint_as_it_was(tmp_path):
     began = time.monotonic()
     said, status = interrupted(TRAIN, tmp_path, 'eq.Checkpoints("run.safetensors", every=5)', times=2)
