@@ -94,6 +94,8 @@ def test_a_run_with_a_checkpoint_ends_its_round_and_the_same_call_goes_on_bit_fo
     assert note == "run.safetensors holds the run after 7 rounds. Repeat the call to go on from there."
     with pytest.warns(EquipoiseNotice, match="Going on from round 7 of 9"):
         after = resumed(tmp_path / "run.safetensors", algorithm)
+    with pytest.warns(EquipoiseNotice, match=r"run.safetensors holds round 9 of 9: this run is finished, and no round is"):
+        assert torch.equal(resumed(tmp_path / "run.safetensors", algorithm).params, after.params)
     whole = resumed(None, algorithm)
     assert torch.equal(after.params, whole.params)
     assert after.clients.served_error.tolist() == whole.clients.served_error.tolist()

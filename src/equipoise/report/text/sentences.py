@@ -269,17 +269,23 @@ def _seed_words(differences: Sequence[float] | None, scale: ValueFormat) -> str:
 
 
 def trivial_sentence(row: MethodFigures, scale: ValueFormat, answer: str, method: str = "") -> str:
-    """That a method is no better at the 90th percentile than the trivial answer; empty if it is, or if that is not known."""
-    if "trivial_percentile_90" not in row:
+    """That a method is no better than the trivial answer, at the mean, the 90th percentile or both; empty if it is better.
+
+    It is empty also where the trivial answer is not known.
+    """
+    found = []
+    for key, words in (("mean", f"mean {scale.noun}"), ("percentile_90", "90th percentile")):
+        if key not in row or f"trivial_{key}" not in row:
+            continue
+        reached, trivial = row[key].mean, row[f"trivial_{key}"].mean
+        if math.isfinite(trivial) and not reached < trivial:
+            found.append((words, scale.value(reached), scale.value(trivial)))
+    if not found:
         return ""
-    reached, trivial = row["percentile_90"].mean, row["trivial_percentile_90"].mean
-    if not math.isfinite(trivial) or reached < trivial:
-        return ""
-    who = f" of {method}" if method else ""
-    return (
-        f"The 90th percentile{who}, {scale.value(reached)}, is no better than that of the trivial answer ({answer}), "
-        f"{scale.value(trivial)}."
-    )
+    names, ours, others = (" and ".join(texts) for texts in zip(*found, strict=True))
+    names = names.replace(" and ", " and the ") + (f" of {method}" if method else "")
+    verb, those = ("is", "that") if len(found) == 1 else ("are", "those")
+    return f"The {names}, {ours}, {verb} no better than {those} of the trivial answer ({answer}), {others}."
 
 
 def method_sentence(
