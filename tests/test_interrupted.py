@@ -94,10 +94,19 @@ def test_a_run_with_a_checkpoint_ends_its_round_and_the_same_call_goes_on_bit_fo
     assert note == "run.safetensors holds the run after 7 rounds. Repeat the call to go on from there."
     with pytest.warns(EquipoiseNotice, match="Going on from round 7 of 9"):
         after = resumed(tmp_path / "run.safetensors", algorithm)
+    with pytest.warns(EquipoiseNotice, match=r"run.safetensors holds round 9 of 9: this run is finished, and no round is"):
+        assert torch.equal(resumed(tmp_path / "run.safetensors", algorithm).params, after.params)
     whole = resumed(None, algorithm)
     assert torch.equal(after.params, whole.params)
     assert after.clients.served_error.tolist() == whole.clients.served_error.tolist()
     assert [report.loss for report in after.history.rounds] == [report.loss for report in whole.history.rounds]
+
+
+def test_a_process_that_has_compiled_something_ends_by_the_signal_too(tmp_path):
+    pytest.importorskip("tabulate")  # torch._dynamo imports it at exit, after which Python forgets about Ctrl-C
+    call = f"import torch._dynamo.utils\n{TRAIN}"
+    _, status = interrupted(call, tmp_path, '"run.safetensors"')
+    assert status == -signal.SIGINT
 
 
 def test_a_second_ctrl_c_stops_at_once_and_leaves_the_checkpoint_as_it_was(tmp_path):

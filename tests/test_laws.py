@@ -286,6 +286,21 @@ def test_risk(part):
     check_risk(part)
 
 
+@pytest.mark.parametrize("part", RISKS, ids=lambda part: repr(part).partition(" at 0x")[0])
+def test_risks_of_the_library_also_take_float32(part):
+    """A round gives float64, and so does check_risk; whoever calls a risk of the library may have float32."""
+    ids = tuple(f"client-{i}" for i in range(7))
+    losses, alpha = torch.rand(2, 7, generator=torch_generator(0, "float32")) + 0.1
+    for values in (losses, torch.zeros(7), torch.tensor([1e30, *6 * [0.0]]), torch.full((7,), 1e30)):
+        weights = part(values, alpha / alpha.sum(), clients=ids, state=None).weights
+        assert torch.isfinite(weights / weights.sum()).all()
+        assert (weights >= 0).all()
+    order = torch.tensor([3, 1, 0, 6, 5, 2, 4])
+    found = part(losses, alpha, clients=ids).weights
+    moved = part(losses[order], alpha[order], clients=tuple(ids[k] for k in order)).weights
+    torch.testing.assert_close(moved, found[order], rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("part", SOLVERS, ids=repr)
 def test_solver(part):
     check_solver(part)

@@ -284,7 +284,7 @@ def test_parts_that_misuse_their_state_are_refused_by_check_and_by_train(check, 
 def test_checks_name_what_is_wrong_and_not_what_follows_from_it():
     with pytest.raises(eq.testing.LawBroken, match="does not write to the losses"):
         eq.testing.check_risk(doubling)
-    with pytest.raises(eq.testing.LawBroken, match="float64 losses are float64"):
+    with pytest.raises(eq.testing.LawBroken, match="the value and the weights of a risk are float64"):
         eq.testing.check_risk(single_precision)
     with pytest.raises(eq.testing.LawBroken, match=r"^Ascent\(lr=0.05\) breaks the law"):
         eq.testing.check_solver(Ascent(lr=0.05))
@@ -695,3 +695,93 @@ def test_server_optimisers_that_break_a_law_are_refused_by_check_and_by_train(pa
         train(ragged, server=part)
     for caught in (checked, tried):
         assert cure in str(caught.value)
+
+
+# ---------------------------------------------------------------------- the types of a risk, its direction, memory in self
+
+
+def uses_double(losses, base_weights, *, clients=None, state=None):
+    weights = base_weights * (1 + (losses > 0.7).double())
+    return RiskValue(weights @ losses, weights, state)
+
+
+def uses_float(losses, base_weights, *, clients=None, state=None):
+    weights = base_weights.float()
+    return RiskValue(weights @ losses, weights, state)
+
+
+def test_check_risk_gives_float64_as_a_round_does(ragged):
+    eq.testing.check_risk(uses_double)
+    train(ragged, risk=uses_double)
+    with pytest.raises(eq.testing.LawBroken) as caught:
+        eq.testing.check_risk(uses_float)
+    assert "for the losses and base weights of a cohort, both float64" in str(caught.value)
+    assert "Make tensors of your own float64, too" in str(caught.value)
+    assert "few clients" not in str(caught.value)
+
+
+def tilted_the_wrong_way(losses, base_weights, *, clients=None, state=None):
+    z = base_weights.log() - losses
+    return RiskValue(-torch.logsumexp(z, 0), torch.softmax(z, 0), state)
+
+
+def test_a_risk_that_favours_low_losses_is_told_of(ragged, recwarn):
+    for call in (eq.testing.check_risk, lambda risk: train(ragged, risk=risk)):
+        recwarn.clear()
+        call(tilted_the_wrong_way)
+        notices = [str(each.message) for each in recwarn]
+        assert sum("fall as losses rise: clients with a high loss count less" in each for each in notices) == 1
+        recwarn.clear()
+        for fine in (uses_double, eq.risk.Tilted(-1.0)):
+            call(fine)
+        assert not [each for each in recwarn if "fall as losses rise" in str(each.message)]
+
+
+@dataclass(frozen=True)
+class RunningMean:
+    """A running mean in self: of equal values it is that value, so that the same call twice in a row does not show it."""
+
+    memory: dict = field(default_factory=dict)
+    linear = False
+
+    def mean(self, value):
+        old = self.memory.get("m")
+        self.memory["m"] = value if old is None or old.shape != value.shape else 0.5 * old + 0.5 * value
+        return self.memory["m"]
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        return self.mean(weights.to(updates.dtype) @ updates), state
+
+    def begin(self, params):
+        return None
+
+    def step(self, params, total, state):
+        return params + self.mean(total), state
+
+
+class RunningMeanRisk(RunningMean):
+    def __call__(self, losses, base_weights, *, clients=None, state=None):
+        weights = base_weights * (1 + self.mean(losses))
+        return RiskValue(weights @ losses, weights, state)
+
+
+@dataclass(frozen=True)
+class RunningMeanSolver(eq.solvers.SGD):
+    memory: dict = field(default_factory=dict)
+
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        weights.sub_(lr * RunningMean.mean(self, gradient))
+
+
+@pytest.mark.parametrize(
+    ("place", "part"),
+    [
+        ("aggregator", RunningMean()), ("server", RunningMean()), ("risk", RunningMeanRisk()),
+        ("solver", RunningMeanSolver()),
+    ],
+    ids=["aggregator", "server", "risk", "solver"],
+)  # fmt: skip
+def test_a_running_mean_in_self_is_refused_by_that_name(place, part, ragged):
+    with pytest.raises(InvalidParameter, match="the same call twice gives the same answer") as caught:
+        train(ragged, **{place: part})
+    assert "Keep nothing in self" in str(caught.value)

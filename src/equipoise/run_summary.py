@@ -93,10 +93,11 @@ class RunSummary:
 
     @property
     def _no_better_than_trivial(self) -> str:
-        """That the model is no better at the 90th percentile than the trivial answer; empty if it is."""
+        """That the model is no better than the trivial answer, at the mean or the 90th percentile; empty if it is better."""
         if self.trivial_error is None:
             return ""
         figures = {"percentile_90": self.error.tail_90, "trivial_percentile_90": self.trivial_error.tail_90}
+        figures |= {"mean": self.error.mean, "trivial_mean": self.trivial_error.mean}
         row = {key: Spread(value, 0.0) for key, value in figures.items()}
         return trivial_sentence(row, ValueFormat(percent=False, decimals=4), self.trivial_answer)
 

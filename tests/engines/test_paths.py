@@ -1,5 +1,6 @@
 """The list of paths: what each supports and why not, how one is added, what the engine says of them."""
 
+import re
 from dataclasses import dataclass, replace
 
 import pytest
@@ -311,7 +312,10 @@ def test_a_fall_back_is_explained():
     lines, text = lines_of(Simulator().start(Task.of(Noisy()), data_of()))
     assert lines["one by one"].endswith(" taken")
     batching = [name for name in NAMES[:-1] if not name.startswith(("side by side", "recorded"))]
-    assert all("cannot be vectorised over clients (" in lines[name] for name in batching)
+    assert all("cannot be vectorised over clients (see below)" in lines[name] for name in batching)
+    assert text.count("called random operation") == 1
+    assert re.search(r"over clients \(vmap: called random operation .* \w+ …\)\.$", text, re.MULTILINE)  # whole words
+    assert "Each client is therefore trained on its own, one at a time in each process." in text
     assert "Chunks" in text
 
 

@@ -91,7 +91,7 @@ def test_the_headline_says_that_a_method_is_no_better_than_the_trivial_answer(tm
     run = trained()
     table = replace(run.clients, trivial_error=torch.zeros(len(run.clients)).double())
     page = Page(replace(run, clients=table).report(tmp_path / "r.html"))
-    assert "is no better than that of the trivial answer (mean of the targets), 0" in page.headline
+    assert "are no better than those of the trivial answer (mean of the targets), 0" in page.headline
     table = replace(run.clients, trivial_error=torch.full((len(run.clients),), 1e6).double())
     assert "trivial" not in Page(replace(run, clients=table).report(tmp_path / "r.html")).headline
 
@@ -176,10 +176,10 @@ def test_a_model_no_better_than_the_trivial_answer_is_said_so_in_words():
     table = run.clients.where("test")
     for factor, said in ((2.0, True), (0.5, False)):
         text = str(replace(run, clients=replace(table, error=factor * table.trivial_error)).summary())
-        assert ("is no better than that of the trivial answer (mean of the targets)" in text) is said
+        assert ("are no better than those of the trivial answer (mean of the targets)" in text) is said
     top = float(table.trivial_error.max())
     worse = str(replace(run, clients=replace(table, error=2 * table.trivial_error)).summary())
-    assert f"The 90th percentile, {2 * top:.4f}, is no better" in worse
+    assert f" and {2 * top:.4f}, are no better" in worse
 
 
 def test_a_comparison_names_the_methods_that_are_no_better_than_the_trivial_answer():

@@ -155,6 +155,14 @@ def test_no_better_than_the_trivial_answer():
     )
     assert trivial_sentence(known | {"percentile_90": Spread(0.379, 0.0)}, PERCENT, "most frequent class") == ""
     assert trivial_sentence(row(0.2, 0.4), PERCENT, "") == ""
+    same_mean = known | {"trivial_mean": Spread(0.2, 0.0)}
+    assert trivial_sentence(same_mean, PERCENT, "most frequent class") == (
+        "The mean error and the 90th percentile, 20.0 % and 40.0 %, are no better than those of the trivial answer "
+        "(most frequent class), 20.0 % and 38.0 %."
+    )
+    assert trivial_sentence(same_mean | {"percentile_90": Spread(0.379, 0.0)}, PERCENT, "most frequent class") == (
+        "The mean error, 20.0 %, is no better than that of the trivial answer (most frequent class), 20.0 %."
+    )
 
 
 @pytest.mark.parametrize(("before", "after"), [(math.nan, 0.2), (0.2, math.nan), (math.nan, math.inf)])

@@ -42,7 +42,8 @@ from equipoise.small_clients import small_clients_words
 from equipoise.train import train
 
 _NO_FOLDER = 'Nothing was saved. With folder="runs/tune", a search that is interrupted goes on when the call is repeated.'
-_GOING_ON = r"Going on from round \d+ of \d+, as .* has it\.$"  # said of every trial of a search that goes on
+# Said of every trial of a search that goes on.
+_GOING_ON = r"(Going on from round \d+ of \d+, as .* has it|.* this run is finished, and no round is trained)\.$"
 
 
 @dataclass(frozen=True)

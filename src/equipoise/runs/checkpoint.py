@@ -175,6 +175,8 @@ class Checkpoints(Observer):
                 raise CheckpointError(f"{self.path} is already at round {run.state.round}, beyond rounds = {setting.rounds}.")
         reached = self.saved_round = max(run.state.round for run in saved.runs)
         about = f"Going on from round {reached} of {settings[0].rounds}, as {self.path} has it."
+        if all(run.state.round == setting.rounds for run, setting in zip(saved.runs, settings, strict=True)):
+            about = f"{self.path} holds round {reached} of {reached}: this run is finished, and no round is trained."
         notify(" ".join([about, *notes]))
         self._began -= saved.seconds
         return saved

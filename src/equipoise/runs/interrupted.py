@@ -5,8 +5,10 @@ A round changes states, histories and the rows of clients one after another, so 
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -69,10 +71,21 @@ def noting_interrupts(saving: Checkpoints | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
+        _keep_exit_status()
         if not vars(stop).get("__notes__"):
             stop.add_note(_NO_CHECKPOINT if saving is None else saved_words(saving))
             vars(stop)["saved_round"] = None if saving is None else saving.saved_round
         raise
+
+
+def _keep_exit_status() -> None:
+    """Import what torch._dynamo would import at exit: code that runs then makes Python forget that Ctrl-C ended the process.
+
+    The process would have the status 1 in place of SIGINT, and a loop of the shell would go on.
+    """
+    if "torch._dynamo.utils" in sys.modules:
+        with suppress(ImportError):
+            importlib.import_module("tabulate")
 
 
 def saved_words(saving: Checkpoints) -> str:

@@ -22,6 +22,7 @@ from equipoise.core.abilities import is_of_user, read, solver_traits
 from equipoise.errors import InvalidParameter, notify
 from equipoise.errors import shown as shown_part
 from equipoise.runs.client_form import broken_client_form
+from equipoise.runs.risk_direction import tell_of_low_losses
 from equipoise.runs.state_rules import (
     IS_KEPT,
     KEPT_CURE,
@@ -33,6 +34,7 @@ from equipoise.runs.state_rules import (
     copy_cure,
     unkeepable,
 )
+from equipoise.runs.step_laws import broken_server_law, broken_step_law
 from equipoise.runs.steps_alone import convex_losses, ignored_options, is_memory, lost_memories, some_steps, step_call
 from equipoise.types import RiskTraits, RiskValue
 
@@ -47,6 +49,8 @@ IS_MEMORY = "the memory that begin returns is a tuple of tensors, each shaped li
 TUPLE_CURE = "Return e.g. (torch.zeros_like(weights),)."
 NUMBER_CURE = "Add the parameter `number` to step, or set `numbered = False` in the class."
 ARE_TENSORS = "the value and the weights of a risk are tensors"
+ARE_EXACT = "the value and the weights of a risk are float64"
+EXACT_CURE = "A round gives float64; do not cast it to float32."
 NEGATIVE_CURE = (
     "A risk must not fall when a loss rises. A standard deviation does; use an upper semideviation instead, "
     "Σ α F + c Σ α max(F − mean, 0) with c ≤ 1 (howto/own-part)."
@@ -113,6 +117,8 @@ def try_own_parts(algorithm: Algorithm, clients: Sequence[str], alpha: Tensor, c
         except Exception:  # noqa: S112 — the run raises it again, where it belongs
             continue
     _tell_of_weights(algorithm)
+    if not algorithm.traits.risk.full_participation and len(clients) > 1:
+        tell_of_low_losses(_copied(algorithm.risk), tuple(clients[:5]))
 
 
 def _wrapped(solver: Any) -> Any:
@@ -172,7 +178,10 @@ def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int, loss_bo
     value, weights = first.value, first.weights
     _hold(isinstance(value, Tensor) and isinstance(weights, Tensor), ARE_TENSORS, (value, weights))
     _hold(weights.shape == losses.shape, "there is one weight per client", tuple(weights.shape))
+    types = (value.dtype, weights.dtype)
+    _hold(types == (torch.float64, torch.float64), ARE_EXACT, types, EXACT_CURE)
     once = (float(value), weights.tolist())  # read now: the next call may write to these tensors
+    at(3 * losses)  # another call in between: a running mean of equal losses would not show
     again = at(losses)
     twice = (float(again.value), again.weights.tolist())
     _hold(repr(once) == repr(twice), SAME_AGAIN, (once[1], twice[1]), SAME_CURE)
@@ -265,6 +274,8 @@ def _try_solver(solver: Any) -> None:
     _hold(
         torch.equal(given, gradient), "a step does not write to the gradient it is given", given.tolist(), copy_cure("gradient")
     )
+    between = together.clone()  # another step in between: a running mean of equal gradients would not show
+    solver.step(between, -3 * gradient, solver.begin(between), anchor=anchor, lr=lr, **told)
     solver.step(again, gradient.clone(), solver.begin(again), anchor=anchor, lr=lr, **told)
     _hold(torch.equal(again, together), SAME_AGAIN, (together.tolist(), again.tolist()), SAME_CURE)
     for k in range(2):
@@ -278,6 +289,8 @@ def _try_solver(solver: Any) -> None:
     _hold(last < first, LOWERS, f"{first:.6g} before and {last:.6g} after")
     ignored = ignored_options(solver)
     _hold(not ignored, HAS_EFFECT, f"{', '.join(ignored)} {'has' if len(ignored) == 1 else 'have'} none")
+    if (broken := broken_step_law(solver)) is not None:
+        raise _Broken(*broken)
 
 
 def _try_aggregator(aggregator: Any) -> None:
@@ -309,11 +322,11 @@ def _try_totals(aggregator: Any, updates: Tensor, weights: Tensor, losses: Tenso
     every, state = total(updates, everyone)
     _hold(every.shape == (3,), "the total has the shape of one update", tuple(every.shape))
     _hold(state is None or not aggregator.linear, NO_LINEAR_STATE, type(state).__name__, LINEAR_CURE)
-    again = total(updates, everyone)[0]
-    _hold(torch.equal(again, every), SAME_AGAIN, (every.tolist(), again.tolist()), SAME_CURE)
     _hold_kept(state)
     before = copy.deepcopy(state)
     next_total, later = total(2 * updates.flip(0), backwards, state=state)
+    again = total(updates, everyone)[0]  # after another call: a running mean of equal totals would not show
+    _hold(torch.equal(again, every), SAME_AGAIN, (every.tolist(), again.tolist()), SAME_CURE)
     _hold(_same_state(state, before), "a call does not write to the state it is given", (before, state), STATE_CURE)
     _hold_kept(later)
     moved, other = total(updates.flip(0), backwards)
@@ -392,10 +405,13 @@ def _try_server(server: Any) -> None:
     first = moved.tolist()  # read now: the next call may write to it
     _hold(_same_state(start, before), "a step does not write to the state it is given", (before, start), STATE_CURE)
     _hold_kept(later)
+    server.step(params.clone(), -3 * total, start)  # another step in between: a running mean of equal totals would not show
     second = server.step(params.clone(), total.clone(), start)[0].tolist()
     _hold(first == second, SAME_AGAIN, (first, second), SAME_CURE)
     along = float((torch.tensor(first) - params) @ total)
     _hold(along > 0, ALONG, f"their inner product is {along:.6g}", ALONG_CURE)
+    if (broken := broken_server_law(server)) is not None:
+        raise _Broken(*broken)
 
 
 def _try_sampler(sampler: Any, alpha: Tensor, clients_per_round: int, seed: int) -> None:

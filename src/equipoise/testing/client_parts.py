@@ -26,6 +26,7 @@ from equipoise.runs.own_parts import (
     TUPLE_CURE,
 )
 from equipoise.runs.state_rules import SAME_AGAIN, SAME_CURE
+from equipoise.runs.step_laws import broken_step_law
 from equipoise.runs.steps_alone import convex_losses, ignored_options, is_memory, lost_memories, some_steps, step_call
 from equipoise.solvers.client_steps import memory_of, rows_of
 from equipoise.solvers.prepared import AdjustedSolver
@@ -47,7 +48,9 @@ def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
     """Zero steps give a zero update; steps move the parameters, in place; a step acts on each client alone.
 
     More data never mean fewer steps. A few small steps on a convex loss lower it. A memory that a step uses is changed by it,
-    in place. The same steps again give the same result. Options that a subclass of SGD inherits have an effect.
+    in place. The same steps again give the same result. Options that a subclass of SGD inherits have an effect. The anchor
+    attracts the weights, and weights shrink without a gradient, where they move at all. Equal gradients at 60 steps move the
+    weights against them. Steps without a gradient do not take back the step of one gradient.
 
     Rates, their factors at local steps and by name, and the bound of gradients are positive. A solver that is told the number
     of a step takes it for all clients at once, or for each client. A client that keeps its memory between rounds goes on as
@@ -82,6 +85,8 @@ def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
     hold(after < before, solver, LOWERS, f"{before:.6g} before and {after:.6g} after")
     ignored = ignored_options(solver)
     hold(not ignored, solver, HAS_EFFECT, ", ".join(ignored))
+    if (broken := broken_step_law(solver)) is not None:
+        hold(False, solver, *broken)
     if solver_traits(solver).keeps is not None and solver_traits(solver).shift is None:
         _check_kept_memory(solver, task.layout.dimension, torch_generator(seed, "check_solver memory"))
 

@@ -30,6 +30,7 @@ from equipoise.runs.own_parts import (
     TYPE_CURE,
 )
 from equipoise.runs.state_rules import LINEAR_CURE, NO_LINEAR_STATE, SAME_CURE
+from equipoise.runs.step_laws import broken_server_law
 from equipoise.testing.laws import accepts, agree, check_of, hold, keepable, repeated, two_things, unchanged, without_error
 from equipoise.types import Aggregator, AggregatorTraits, Averaging, Cohort, Sampler, ServerOptimizer
 
@@ -130,7 +131,11 @@ def _check_equal_updates(
 
 @check_of("a server optimiser", "begin", "step", on_copy=True)
 def check_server_optimizer(server: ServerOptimizer, *, seed: int = 0) -> None:
-    """A zero update from a fresh state changes nothing; inputs are not written to; the first step follows the update."""
+    """A zero update from a fresh state changes nothing; inputs are not written to; the first step follows the update.
+
+    Equal updates in 60 rounds move the parameters along them; opposite updates move them by as much in the opposite direction.
+    Rounds without an update do not take back the step of one update. A state that begins at zero and is used is changed.
+    """
     gen = torch_generator(seed, "check_server_optimizer")
     params, total = torch.randn(7, generator=gen), torch.randn(7, generator=gen)
     accepts(server, server.step, SERVER_CALL, (0, 0, 0))
@@ -145,6 +150,8 @@ def check_server_optimizer(server: ServerOptimizer, *, seed: int = 0) -> None:
     agree(server, "a step from one state gives one result", again, second, cure=SAME_CURE)
     along = float((first - params) @ total)
     hold(along > 0, server, ALONG, f"their inner product is {along:.6g}", ALONG_CURE)
+    if (broken := broken_server_law(server)) is not None:
+        hold(False, server, *broken)
 
 
 @check_of("a sampler", "__call__", cure=f"Write {SAMPLER_CALL}, which returns a Cohort.")

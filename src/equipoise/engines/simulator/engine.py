@@ -418,6 +418,10 @@ class SimulatorEngine:
         if algorithm is not None and algorithm.personal is not None:
             own = LocalRule.of(solver, solver.learning_rate(0), own_models=True)
             lines.append(table("Work of personal models, without a pull:", self._answers(own, plain)))
+        if self.unvectorised is not None:
+            how = "a few side by side" if self.device.type == "cuda" else "one at a time in each process"
+            lines.append(f"The model cannot be vectorised over clients ({self.unvectorised}).")
+            lines.append(f"Each client is therefore trained on its own, {how}.")
         threads = self._own_threads(LocalRule.of(solver, 0.0)) or (1 if self.workers.count > 1 else self.threads)
         lines.append(measured_lines(self.choice, self.measurement, self.workers.count, threads))
         lines += [str(self.trial)] if str(self.trial) else []

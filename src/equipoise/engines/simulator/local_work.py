@@ -118,7 +118,7 @@ class Worker:
     def why_not(self, path: LocalPath, rule: LocalRule) -> str | None:
         """Why a path does not do work of a rule, in general; None if it does."""
         if self.unbatchable is not None and path.batches:
-            return f"the model cannot be vectorised over clients ({self.unbatchable})"
+            return "the model cannot be vectorised over clients (see below)"
         if self.task.mixes and not path.unpadded:
             return "the model uses statistics of each batch, which padding would change"
         return path.supports_rule(rule)

@@ -10,6 +10,7 @@ from importlib import import_module
 import torch
 
 PRECISIONS = ("float32", "tf32", "bf16")
+_LONGEST = 160  # characters of an error message that is shown inside another text
 
 
 @dataclass(frozen=True)
@@ -60,5 +61,10 @@ def why_no_kernels(module: str) -> str | None:
 
 
 def first_line(failure: BaseException) -> str:
-    """What an error says, in short."""
-    return (str(failure).strip().splitlines() or [type(failure).__name__])[0][:160]
+    """What an error says, in short: its first line, and of a long line the whole words of its beginning.
+
+    >>> first_line(ValueError("no such file")), first_line(ValueError("x" * 155 + " long words"))[-8:]
+    ('no such file', 'xxxxxx …')
+    """
+    line = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+    return line if len(line) <= _LONGEST else line[:_LONGEST].rpartition(" ")[0] + " …"

@@ -269,15 +269,23 @@ def _seed_words(differences: Sequence[float] | None, scale: ValueFormat) -> str:
 
 
 def trivial_sentence(row: MethodFigures, scale: ValueFormat, answer: str, method: str = "") -> str:
-    """That a method is no better at the 90th percentile than the trivial answer; empty if it is, or if that is not known."""
-    if not _no_better_than_trivial(row):
+    """That a method is no better than the trivial answer, at the mean, the 90th percentile or both; empty if it is better.
+
+    It is empty also where the trivial answer is not known.
+    """
+    found = []
+    for key, words in (("mean", f"mean {scale.noun}"), ("percentile_90", "90th percentile")):
+        if key not in row or f"trivial_{key}" not in row:
+            continue
+        reached, trivial = row[key].mean, row[f"trivial_{key}"].mean
+        if math.isfinite(trivial) and not reached < trivial:
+            found.append((words, scale.value(reached), scale.value(trivial)))
+    if not found:
         return ""
-    reached, trivial = row["percentile_90"].mean, row["trivial_percentile_90"].mean
-    who = f" of {method}" if method else ""
-    return (
-        f"The 90th percentile{who}, {scale.value(reached)}, is no better than that of the trivial answer ({answer}), "
-        f"{scale.value(trivial)}."
-    )
+    names, ours, others = (" and ".join(texts) for texts in zip(*found, strict=True))
+    names = names.replace(" and ", " and the ") + (f" of {method}" if method else "")
+    verb, those = ("is", "that") if len(found) == 1 else ("are", "those")
+    return f"The {names}, {ours}, {verb} no better than {those} of the trivial answer ({answer}), {others}."
 
 
 def trivial_words(table: Mapping[str, MethodFigures], scale: ValueFormat, answer: str) -> str:
@@ -290,7 +298,8 @@ def trivial_words(table: Mapping[str, MethodFigures], scale: ValueFormat, answer
     """
     found = {name: row for name, row in table.items() if _no_better_than_trivial(row)}
     if len(found) < 2:
-        return "".join(trivial_sentence(row, scale, answer, name if len(table) > 1 else "") for name, row in found.items())
+        alone = (trivial_sentence(row, scale, answer, name if len(table) > 1 else "") for name, row in table.items())
+        return " ".join(sentence for sentence in alone if sentence)
     reached = [f"{name} ({scale.value(row['percentile_90'].mean)})" for name, row in found.items()]
     trivial = scale.value(next(iter(found.values()))["trivial_percentile_90"].mean)
     return (
