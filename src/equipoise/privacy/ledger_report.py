@@ -59,11 +59,15 @@ class DataInLedgers:
         """The runs whose exact model, or sums, everyone who has them can learn from."""
         return tuple(run.shown for run in self.runs if run.epsilon is None)
 
+    @property
+    def name(self) -> str:
+        """The data set, and how many others have clients in common with it."""
+        first, *more = self.data.split(", ")
+        return f"{first} and {len(more)} more with clients in common" if more else first
+
     def __str__(self) -> str:
         nominal = "nominal " if self.nominal else ""
-        first, *more = self.data.split(", ")
-        shared = f" and {len(more)} more with clients in common" if more else ""
-        head = f"Data {first}{shared}: {len(self.runs)} run{'s' * (len(self.runs) != 1)}, {nominal}ε in all = "
+        head = f"Data {self.name}: {len(self.runs)} run{'s' * (len(self.runs) != 1)}, {nominal}ε in all = "
         if self.epsilon is None:
             noisy = f"; of the noisy releases alone {self.epsilon_noisy:.4g} at δ = {self.delta:.4g}" * (self.epsilon_noisy > 0)
             lines = [f"{head}none (exact releases in run {', '.join(self.without_epsilon)}{noisy})"]
@@ -128,7 +132,7 @@ def summarise_ledgers(
     those of the runs in ledgers.
     """
     by_data: dict[str, dict[str, list[LedgerEntry]]] = {}
-    for entry in entries:
+    for entry in (entry for entry in entries if entry.kind != "clients"):
         by_data.setdefault(entry.data, {}).setdefault(entry.run, []).append(entry)
     found = []
     for data in dict.fromkeys([*by_data, *(plain or ())]):
@@ -156,13 +160,17 @@ def _summarise_run(run: str, pages: list[LedgerEntry], delta: float) -> RunInLed
     return RunInLedger(run, rounds, len(noisy), len(exact), epsilon, server, hidden=hidden)
 
 
-def words_below(folder: Path) -> str:
-    """One sentence on what all private runs in a folder cost together; empty where there are fewer than two."""
+def words_below(folder: Path, groups: Mapping[str, str]) -> str:
+    """One sentence on what all private runs in a folder cost together; empty where there are fewer than two.
+
+    `groups` has one name for data sets with clients in common (`experiment.open_runs.group_data`).
+    """
     if not find_ledgers(folder):
         return ""
-    found = [data for data in summarise_ledgers(entries_below(folder)) if sum(run.releases > 0 for run in data.runs) > 1]
+    entries = [replace(entry, data=groups.get(entry.data, entry.data)) for entry in entries_below(folder)]
+    found = [data for data in summarise_ledgers(entries) if sum(run.releases > 0 for run in data.runs) > 1]
     return " ".join(
-        f"The {len(data.runs)} private runs on data {data.data} together: {'nominal ' * data.nominal}ε = {_in_all(data)}."
+        f"The {len(data.runs)} private runs on data {data.name} together: {'nominal ' * data.nominal}ε = {_in_all(data)}."
         for data in found
     )
 
