@@ -101,7 +101,8 @@ class RunRecord:
             {name: figures[name] for name in rows.metrics}, tuple(rows.personal_metrics), self.error_name, self.target,
             trivial, rows.trivial_answer, tuple(subgroup_lines({self.name: [judged]})), self.at_least,
             small_clients_words([judged], judged_rows=[rows]), rows.not_evaluated.get(split, {}), absent_words(rows, split),
-            f"{attacked}." if attacked else "",
+            f"{attacked}." if attacked else "", self.algorithm.privacy is not None,
+            "" if self.privacy is None else self.privacy.noise,
         )  # fmt: skip
 
     def judged_by(self, split: str | None = None, at_least: int = 0) -> Self:

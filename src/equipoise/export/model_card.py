@@ -184,8 +184,11 @@ def privacy_words(run: RunRecord, parameters: int = 0) -> str:
     """What the run promises about single clients, in words, and whether its noise drowned what clients sent."""
     if run.epsilon is not None:
         events = run.privacy.events if run.privacy is not None else ()
-        drowned = drowning_words(min((z for z, _, _ in events), default=0.0), parameters, run.clients_per_round or 0)
-        return f"{run.epsilon} Figures of clients on this card are not covered by ε. {drowned}".strip()
+        clip = getattr(run.algorithm.privacy, "clip", math.inf)  # of a part that is not recorded it is not known
+        drowned = drowning_words(min((z for z, _, _ in events), default=0.0), parameters, run.clients_per_round or 0, clip)
+        noise = "" if run.privacy is None else run.privacy.noise
+        said = f"{run.epsilon} Figures of clients on this card are not covered by ε."
+        return " ".join(filter(None, [said, drowned, noise]))
     if run.algorithm.privacy is not None:
         return f"{run.algorithm.privacy!r}: the server sees sums of updates only. The released model has no ε."
     return "None: the model has no privacy guarantee. It may tell about the examples that it was trained on."

@@ -31,6 +31,8 @@ from equipoise.personal.context import PersonalContext
 from equipoise.personal.finetune import Adaptation
 from equipoise.personal.personal_run import PersonalRun
 from equipoise.personal_models import PersonalModels
+from equipoise.privacy.drowned_sums import noisy_model_words
+from equipoise.privacy.observer_table import PrivacyTable
 from equipoise.result import Result
 from equipoise.round import Unprotected
 from equipoise.runs.averaged_model import AveragedModel
@@ -168,6 +170,12 @@ class Setting:
         self.task.carried.write(trained, carried)
         return trained
 
+    def _observers(self, last: ServerState, released: Tensor) -> PrivacyTable:
+        """ε by observer, and in words whether the released model (D,) is mostly noise."""
+        table, plan = self.protection.privacy(last.privacy), vars(self.protection).get("noise")
+        noise = noisy_model_words(plan, self.first_params, released, last.round)
+        return replace(table, noise=noise) if noise else table
+
     def result(self, last: ServerState, chosen: ServerState, clients: ClientTable, history: History, seconds: float) -> Result:
         """The result of a run that ended in the state `last` and reports the model of `chosen`, the same or an earlier one."""
         reported, spent = self.averaged.iterate(chosen), self.protection.spent(last.privacy, last.round)
@@ -182,7 +190,7 @@ class Setting:
             clients_per_round=self.clients_per_round, error_is_loss=self.task.error_is_loss,
             error_name=self.task.error_name, target="" if self.data.schema is None else self.data.schema.target.name,
             personal=None if self.personal is None else PersonalModels(self, self.personal, chosen, reported.model),
-            privacy=self.protection.privacy(last.privacy),
+            privacy=self._observers(last, reported.params),
             epsilon=None if spent is None else replace(spent, table=self.data.schema is not None),
             sampled=sample_sizes(self.data, self.sample), schema=self.data.schema, task=self.task,
             signature=Signature.of(self.data, self.task.layout.dtype),  # of a federation, as its nodes have said
