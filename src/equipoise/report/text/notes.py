@@ -67,7 +67,9 @@ def attack_section(study: Study) -> Iterator[str]:
     if not study.attacked:
         return
     sets = {malicious_clients(run) for run in study.runs}
-    names = f": {listed(next(iter(sets)), MALICIOUS_NAMES)}" if len(sets) == 1 else ", not the same in all runs"
+    names = ", not the same in all runs" if len(sets) > 1 else ""
+    if not names and study.names_clients:
+        names = f": {listed(next(iter(sets)), MALICIOUS_NAMES)}"
     separate = any("malicious_mean" in method.figures for method in study.methods)
     if separate:
         rest = "All other figures and tables leave them out, unless they say otherwise."
