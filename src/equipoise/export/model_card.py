@@ -187,13 +187,21 @@ def privacy_words(run: RunRecord, parameters: int = 0) -> str:
     if run.epsilon is not None:
         events = run.privacy.events if run.privacy is not None else ()
         clip = run.algorithm.traits.privacy.clip if isinstance(run.algorithm, Algorithm) else None  # else it is not recorded
-        drowned = drowning_words(min((z for z, _, _ in events), default=0.0), parameters, run.clients_per_round or 0, clip or math.inf)
+        drowned = drowning_words(
+            min((z for z, _, _ in events), default=0.0), parameters, run.clients_per_round or 0, clip or math.inf
+        )
         noise = "" if run.privacy is None else run.privacy.noise
         said = f"{run.epsilon} Figures of clients on this card are not covered by ε."
-        return " ".join(filter(None, [said, drowned, noise]))
+        return " ".join(filter(None, [said, _server_words(run), drowned, noise]))
     if run.algorithm.privacy is not None:
         return f"{run.algorithm.privacy!r}: the server sees sums of updates only. The released model has no ε."
     return "None: the model has no privacy guarantee. It may tell about the examples that it was trained on."
+
+
+def _server_words(run: RunRecord) -> str:
+    """ε for the server, as the table of observers has it; empty where there is no table."""
+    rows = [row for row in (run.privacy.rows if run.privacy is not None else ()) if row.observer == "server"]
+    return " ".join(f"For the server of the run: ε = {row.shown}; {row.assumes}." for row in rows)
 
 
 def card_json(content: Mapping[str, Any]) -> bytes:

@@ -32,6 +32,7 @@ from equipoise.personal.finetune import Adaptation
 from equipoise.personal.personal_run import PersonalRun
 from equipoise.personal_models import PersonalModels
 from equipoise.privacy.drowned_sums import noisy_model_words
+from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.privacy.observer_table import PrivacyTable
 from equipoise.result import Result
 from equipoise.round import Unprotected
@@ -254,6 +255,7 @@ def set_up(
         require(parts.privacy.protect is not None, "privacy", "must be a part of equipoise.privacy", algorithm.privacy)
         size = RunSize(len(data.train), clients_per_round, rounds, task.layout.dimension, seed, data.train.ids)
         protection = algorithm.privacy.protect(algorithm, size)
+        tell_large_delta(protection, len(data.train))
     if traits.network is not None:
         protection = traits.network.protect(protection, algorithm)
     rates_by_name(parts.solver.rates, task.layout.names)  # refuses a pattern that matches no parameter
@@ -275,6 +277,16 @@ def with_adapters_for(algorithm: Algorithm, model: nn.Module) -> nn.Module:
     text = f"Under differential privacy {WHY_NOT_BOTH}: A stays as it is, and B alone is trained (FFA-LoRA)"
     notify(f"{text}. To train both, give models.freeze_lora_a(model, freeze=False).")
     return freeze_lora_a(model)
+
+
+def tell_large_delta(protection: Protection, clients: int) -> None:
+    """Give a notice if δ is not below 1/n: such a δ would allow to publish all data of a client drawn at random."""
+    plan: NoisePlan | None = vars(protection).get("noise")
+    if plan is not None and plan.privacy.delta * clients >= 1:
+        notify(
+            f"delta is {plan.privacy.delta:.3g}, and there are {clients} training clients: such a delta would allow to publish "
+            f"all data of one client drawn at random. Choose a delta clearly below 1/{clients}, such as {0.1 / clients:.1g}."
+        )
 
 
 def refuse_swapped(model: object, data: object, function: str) -> None:
