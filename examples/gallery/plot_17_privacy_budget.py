@@ -16,7 +16,7 @@ budgets = (1.0, 3.0, 10.0)
 plain = eq.train(model, data, rounds=30, clients_per_round=100, seed=0)
 spent, errors = [], []
 for epsilon in budgets:
-    privacy = eq.privacy.DifferentialPrivacy(epsilon=epsilon, delta=1e-3, clip=1.0)
+    privacy = eq.privacy.DifferentialPrivacy(epsilon=epsilon, delta=1e-4, clip=1.0)
     result = eq.train(model, data, eq.Algorithm(privacy=privacy), rounds=30, clients_per_round=100, seed=0)
     spent.append([report.epsilon for report in result.history.rounds])
     errors.append(100 * float(result.clients.where("test").error.mean()))

@@ -77,6 +77,11 @@ class RunRecord:
         return named or "error"
 
     @property
+    def protects_clients(self) -> bool:
+        """Whether the run protects single clients, by secure sums or differential privacy: pages and cards name none then."""
+        return self.algorithm.privacy is not None or self.epsilon is not None
+
+    @property
     def judged_on(self) -> str:
         """The split that summaries are about: test clients if there are any, else validation, else training clients."""
         return next(s for s in ("test", "validation", "train") if s in self.clients.split)
@@ -102,7 +107,8 @@ class RunRecord:
             {name: figures[name] for name in rows.metrics}, tuple(rows.personal_metrics), self.error_name, self.target,
             trivial, rows.trivial_answer, tuple(subgroup_lines({self.name: [judged]})), self.at_least,
             small_clients_words([judged], judged_rows=[rows]), rows.not_evaluated.get(split, {}), absent_words(rows, split),
-            f"{attacked}." if attacked else "", few_clients_words([judged]),
+            f"{attacked}." if attacked else "", few_clients_words([judged]), self.protects_clients,
+            "" if self.privacy is None else self.privacy.noise,
         )  # fmt: skip
 
     def judged_by(self, split: str | None = None, at_least: int = 0) -> Self:

@@ -11,6 +11,11 @@ from equipoise.metrics import Interval, Summary
 from equipoise.report.data.over_seeds import Spread
 from equipoise.report.text.sentences import ValueFormat, trivial_sentence
 
+NO_TRIVIAL = (
+    "trivial error: a private run does not look at the training examples that it is chosen by; on data of your own, "
+    "eq.evaluate(result.model, data) shows it."
+)
+
 
 @dataclass(frozen=True, eq=False)
 class RunSummary:
@@ -41,6 +46,8 @@ class RunSummary:
     absent: str = ""  # sentences on them; empty if there are none
     attack: str = ""  # a sentence on how many training clients are malicious; empty if none is
     few_clients: str = ""  # a sentence if the 90th percentile is the worst of fewer than ten clients; else empty
+    private: bool = False  # whether the run protects single clients
+    noise: str = ""  # sentences on a private model that is mostly noise; empty if it is not
 
     @property
     def who(self) -> str:
@@ -88,7 +95,9 @@ class RunSummary:
         if trivial:
             measured.append(f"trivial error: the same answer for every example, the {self.trivial_answer} of training.")
             measured += filter(None, [self._no_better_than_trivial])
-        few = [text for text in (self.attack, self.absent, self.small_clients, self.few_clients) if text]
+        elif self.private:
+            measured.append(NO_TRIVIAL)
+        few = [text for text in (self.noise, self.attack, self.absent, self.small_clients, self.few_clients) if text]
         return "\n".join([*(line.rstrip() for line in lines), *measured, *few, *metric_words(self.metrics), *self.subgroups])
 
     @property

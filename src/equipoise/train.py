@@ -15,6 +15,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.core.per_example_losses import PerExample
 from equipoise.errors import Diverged, ObserverFailed, is_integer, notify, require
 from equipoise.observers import History, Observers, Progress, Run, hears_something, show_progress
+from equipoise.privacy.common_clients import client_marks
 from equipoise.privacy.ledger import Ledger
 from equipoise.result import Result
 from equipoise.round import Outcome
@@ -128,6 +129,8 @@ class Watching:
         ledger = Ledger(path, durable=networked)
         for setting in private:
             setting.protection.open_ledger(ledger, data=setting.data.fingerprint, run=run_key(setting), once=networked)
+            if setting.protection.book is not None and not networked:  # federation.json says who is in a federation
+                setting.protection.book.set_clients(setting.data.name, client_marks(setting.data.train.host_keys))
 
 
 @dataclass(eq=False)

@@ -176,6 +176,27 @@ def test_a_card_names_no_client_of_a_private_run_and_no_html(result, tmp_path):
     assert "not named" in model_card.card_markdown(card).decode()
 
 
+def test_a_card_of_own_models_tells_them_from_the_shared_model_in_the_file():
+    """Before, figures of own models stood without a label under a note that the file holds the shared model."""
+    data = eq.data.split_examples(eq.data.label_shift(train_clients=20, test_clients=2, seed=0).train, test=0.3)
+    model = eq.models.Softmax(data.features, data.classes)
+    algorithm = eq.Algorithm(personal=eq.personal.Ditto())
+    run = eq.train(model, data, algorithm, rounds=3, clients_per_round=10, seed=0, progress=False)
+    card = model_card.card(run, about={"note": "the shared model"})
+    summary = run.summary()
+    assert card["metrics"]["test"]["mean"] == pytest.approx(summary.error.mean)
+    assert card["shared_metrics"]["test"]["mean"] == pytest.approx(summary.shared_error.mean)
+    text = model_card.card_markdown(card).decode()
+    assert f"| test clients, own models | 20 | {100 * summary.error.mean:.1f} %" in text
+    assert f"| test clients, shared model | 20 | {100 * summary.shared_error.mean:.1f} %" in text
+    assert "The file of this card holds the shared model." in text
+    assert "own models" not in model_card.card_markdown(model_card.card(replace(run, clients=shared_of(run)))).decode()
+
+
+def shared_of(run):
+    return replace(run.clients, personal_error=None, personal_loss=None, personal_metrics={})
+
+
 def rows_of(errors, sizes):
     count = len(errors)
     return eq.ClientTable(

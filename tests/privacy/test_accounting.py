@@ -333,8 +333,8 @@ def test_who_knows_the_cohorts_sees_plain_gaussians():
 def test_what_was_spent_in_words():
     spent = Spent(4.98, 4e-4, "add or remove one client", "pld", 61.2, 1000, 52)
     assert str(spent) == (
-        "ε = 4.98 at δ = 0.0004 (add or remove one client, PLD accounting, 1000 rounds); for one who knows the cohorts "
-        "ε = 61.2 (in at most 52 of the rounds). Runs made to choose settings are not counted."
+        "ε = 4.98 at δ = 0.0004 (add or remove one client, PLD accounting, 1000 rounds); ε = 61.2 for one who "
+        "knows who took part in which rounds (no client in more than 52 of them). Runs made to choose settings are not counted."
     )
     found = Accountant(poisson(3.0, rate=0.1), 1e-4).spent(3, participations=2, unit="example")
     assert (found.adjacency, found.method, found.rounds, found.participations) == ("add or remove one example", "pld", 3, 2)

@@ -4,7 +4,9 @@ import warnings
 import pytest
 
 import equipoise as eq
-from equipoise.privacy.accounting import epsilon_of
+from equipoise.engines.flower.apps.node_ledger import NodeLedger
+from equipoise.export.model_card import privacy_words
+from equipoise.privacy.accounting import epsilon_of, gaussian_epsilon
 from equipoise.privacy.ledger import LedgerEntry
 from equipoise.privacy.ledger_report import summarise_ledgers
 from equipoise.privacy.releases import CohortEvent, FixedSampling, PoissonSampling, Release, fold
@@ -200,3 +202,34 @@ def test_the_ledger_counts_an_evaluation_as_no_round():
     sums = [LedgerEntry("exact", "d", "r", number, "update") for number in range(4)]
     (found,) = summarise_ledgers([*sums, LedgerEntry("exact", "d", "r", 4, "scores test")])
     assert [(run.rounds, run.exact, run.epsilon) for run in found.runs] == [(4, 5, None)]
+
+
+def test_the_server_has_no_epsilon_where_clients_are_evaluated_exactly(tmp_path):
+    """Before, the ledger and the card gave the noisy sums' ε for the server, and the table of observers "none"."""
+    data = eq.data.label_shift(train_clients=20, validation_clients=2, test_clients=2, seed=0)
+    model = eq.models.Softmax(data.features, data.classes)
+    privacy = eq.privacy.DifferentialPrivacy(None, 1e-2, clip=1.0, noise_multiplier=8.0, noise="distributed", method="rdp")
+    options = {"rounds": 1, "clients_per_round": 10, "seed": 0, "progress": False}
+    result = eq.train(model, data, eq.Algorithm(privacy=privacy), ledger=tmp_path / "ledger.jsonl", **options)
+    assert result.privacy["server"].epsilon is None
+    assert "For the server of the run: ε = none; clients that train are evaluated exactly" in privacy_words(result)
+    noisy = LedgerEntry("release", "d", "r", 0, "update", 1.0, 1.0, ("everyone",), 1e-3, shares=3)
+    cohort = LedgerEntry("cohort", "d", "r", 0, cohort=("a", "b", "c"))
+    (alone,) = summarise_ledgers([cohort, noisy])
+    assert alone.runs[0].epsilon_server > 0
+    (evaluated,) = summarise_ledgers([cohort, noisy, LedgerEntry("exact", "d", "r", 1, "scores test")])
+    assert evaluated.runs[0].epsilon_server is None
+    assert evaluated.runs[0].epsilon == alone.runs[0].epsilon
+    assert "none, because it sees exact evaluations" in str(evaluated)
+
+
+def test_the_ledger_of_a_node_needs_no_delta(tmp_path):
+    """Before: "delta must lie in (0, 1), but is 0.0"; and the data had an empty name."""
+    node = NodeLedger(tmp_path, "clinic a")
+    node.begin("f00d", 0, "update", 2.0)
+    node.begin_evaluation("f00d", "metrics", "hash", 3)
+    shown, values = call("ledger", str(tmp_path)).stdout, answer("ledger", str(tmp_path))
+    assert "Data of a node: 1 run, ε in all = " in shown
+    assert 'names that the server\'s federation.json gives them ("run")' in shown
+    assert "ε is stated at 1e-05" in shown
+    assert values["data"][0]["epsilon"] == pytest.approx(gaussian_epsilon(2.0, 1e-5))

@@ -380,3 +380,24 @@ def test_client_weights_are_at_most_the_base_weight_for_any_loss():
         assert bool(((weights >= 0) & (weights <= 1)).all())
     assert risk.Tilted(4.0).client_weight(losses, ones, 3.0)[-3:].tolist() == [1.0, 1.0, 1.0]
     assert risk.Tilted(-4.0).client_weight(losses, ones, 3.0)[:2].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(("delta", "told"), [(0.5, True), (0.1, True), (0.09, False)])
+def test_a_delta_of_one_over_the_clients_is_told(delta, told):
+    """There are 10 clients: δ = 1/10 would allow to publish one of them whole."""
+    data = FederatedData(make_clients([4] * 10), name="ten")
+    model = eq.models.Softmax(data.features, data.classes)
+    privacy = DifferentialPrivacy(None, delta, 1e-3, noise_multiplier=1.0, method="rdp")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        eq.train(model, data, eq.Algorithm(privacy=privacy), rounds=1, clients_per_round=5, seed=0, progress=False)
+    said = [str(each.message) for each in caught if "delta is" in str(each.message)]
+    assert len(said) == told
+    assert all(f"delta is {delta:.3g}, and there are 10 training clients" in text for text in said)
+    assert all("clearly below 1/10, such as 0.01" in text for text in said)
+
+
+def test_a_delta_that_needs_no_noise_is_refused_by_its_name():
+    """Before: "epsilon must be less than 0 at this delta"."""
+    with pytest.raises(InvalidParameter, match=r"delta must be small.*but is 0\.999"):
+        eq.privacy.noise_for(1.0, 0.999, rounds=5, sampling_rate=0.5)

@@ -75,6 +75,20 @@ def test_words_for_rounds_names_and_counts():
 # ----------------------------------------------------------------------------------------------------------------- privacy
 
 
+@pytest.mark.parametrize("protected", [True, False])
+def test_the_page_of_a_protected_run_names_no_client(attacked, tmp_path, protected):
+    """Before, lists of who fares worst and the texts of points named clients, their sizes and their errors."""
+    runs = []
+    for run in attacked.all_results:
+        names = tuple(f"zebra {name}" for name in run.clients.client)
+        algorithm = replace(run.algorithm, privacy=eq.privacy.SecureAggregation()) if protected else run.algorithm
+        runs.append(replace(run, clients=replace(run.clients, client=names), algorithm=algorithm))
+    for some in (runs, [run for run in runs if run.name == "Ditto"]):
+        page = Page(write_report(some, tmp_path / "r.html"))
+        assert ("zebra" in page.source) != protected
+        assert ("Single clients are not named here" in page.source) == protected
+
+
 def test_privacy_spent_is_said_and_drawn(run, tmp_path):
     page = Page(write_report([private(run)], tmp_path / "r.html"))
     offline(page)

@@ -230,6 +230,7 @@ def compare(
     """Run every method with every seed, as far as runs are missing; print the table and write the report."""
     from equipoise.cli import listing
     from equipoise.experiment.folder import read_record, refuse_run_folder
+    from equipoise.experiment.open_runs import group_data
     from equipoise.experiment.scheduler import run_all
     from equipoise.experiment.study import prepare, read_study
     from equipoise.privacy.ledger_report import words_below
@@ -253,7 +254,7 @@ def compare(
             for table in listing.validation_table(records):
                 console.print()
                 listing.print_whole(console, table)
-            if said := words_below(folder):
+            if said := words_below(folder, group_data(folder)):
                 console.print(Text(said), soft_wrap=True)
             _print_files(console, [write_report(records, folder / "report.html")])
     failed = [job for job in jobs if job.status == "failed"]

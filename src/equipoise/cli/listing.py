@@ -161,7 +161,12 @@ def summary_text(record: RunRecord, folder: Path) -> str:
 
 
 def worst_lines(record: RunRecord, count: int = 5) -> list[str]:
-    """The clients that are served worst, as lines of text with intervals; none where hardly more clients were judged."""
+    """The clients that are served worst, as lines of text with intervals; none where hardly more clients were judged.
+
+    Clients that a run protects are not named: a terminal's output is passed on, too.
+    """
+    if record.protects_clients:
+        return ["Single clients are not named: the run protects them. For whoever may see the data, clients.parquet has all."]
     rows = record.clients.where(record.judged_on)
     if len(rows.benign) <= count:
         return []

@@ -114,7 +114,9 @@ def noise(
 @app.command()
 def ledger(
     folder: Annotated[Path, Argument(metavar="DIR", help="A run, a study, or any folder with ledgers below it; or one file.")],
-    delta: Annotated[float | None, Option(help="δ that ε is stated for. Default: the smallest that the runs name.")] = None,
+    delta: Annotated[
+        float | None, Option(help="δ that ε is stated for. Default: the smallest that the runs name, or 1e-5.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """What all runs in a folder have released, and what they cost together, by data set. Exact models have no ε."""

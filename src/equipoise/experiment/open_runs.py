@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from equipoise.errors import CheckpointError
 from equipoise.experiment.run_files import RunFolder
-from equipoise.privacy.ledger import FILE, read_entries
+from equipoise.privacy.common_clients import join_data, marks_in
+from equipoise.privacy.ledger import FILE, find_ledgers, read_entries
 from equipoise.runs.checkpoint import read_checkpoint
 
 WITHOUT_NOISE = (None, "none", "secure_aggregation")  # names of privacy in config.toml that add no noise
@@ -49,19 +50,36 @@ def _read(path: Path) -> OpenRun:
 
 
 def group_data(folder: Path) -> dict[str, str]:
-    """For the data sets of federations in a folder that share the data of a node: one name for all of them, by fingerprint.
+    """For the data sets of runs in a folder that have clients in common: one name for all of them, by fingerprint.
 
-    The fingerprint of a federation changes with the policies and with the nodes that take part. What two runs reveal about a
-    node that took part in both adds up all the same. federation.json has a keyed hash of each node's data.
+    What two runs reveal about a client that is in both adds up, also if its examples were split differently. Data sets are
+    joined if they come from one file, if ledgers have marks of clients in common, or if federations share the data of a node.
+    (The fingerprint of a federation changes with the policies and with the nodes; federation.json has a keyed hash of each
+    node's data.)
     """
-    groups: list[tuple[dict[str, None], set[tuple[str, str]]]] = []
-    for roster in sorted(folder.glob("**/federation.json")) if folder.is_dir() else ():
-        ids, nodes = _data_of(roster.parent), _nodes_of(roster)
-        together = [group for group in groups if group[1] & nodes]
-        groups = [group for group in groups if not group[1] & nodes]
-        names = dict.fromkeys([*(name for group in together for name in group[0]), *ids])
-        groups.append((names, nodes.union(*(group[1] for group in together))))
-    return {name: ", ".join(names) for names, _ in groups for name in names}
+    return join_data(_marked(folder))
+
+
+def _marked(folder: Path) -> Iterator[tuple[Iterable[str], set[tuple[str, ...]]]]:
+    """The data sets of the runs in a folder, with what they may have in common."""
+    if folder.is_dir():
+        for roster in sorted(folder.glob("**/federation.json")):
+            yield _data_of(roster.parent), _nodes_of(roster)
+        for config in sorted(folder.glob("**/config.toml")):
+            if file := _file_of(config):
+                yield _data_of(config.parent), {("file", file)}
+    for path in find_ledgers(folder):
+        yield from marks_in(read_entries(path))
+
+
+def _file_of(config: Path) -> str:
+    """The file or the folder that the data of a run are read from; empty if they are drawn, or not known."""
+    try:
+        data = tomllib.loads(config.read_text(encoding="utf-8"))["data"]
+        found = data.get("path", data.get("folder", ""))
+    except (OSError, ValueError, KeyError, AttributeError):
+        return ""
+    return f"{data.get('name')} {found}" if isinstance(found, str) and found not in ("", "none") else ""
 
 
 def _data_of(path: Path) -> Iterable[str]:
@@ -71,9 +89,9 @@ def _data_of(path: Path) -> Iterable[str]:
     return filter(None, [_read(path).data])
 
 
-def _nodes_of(roster: Path) -> set[tuple[str, str]]:
+def _nodes_of(roster: Path) -> set[tuple[str, ...]]:
     try:
         members = json.loads(roster.read_text(encoding="utf-8"))["clients"]
-        return {(member["client"], member["fingerprint"]) for member in members}
+        return {("node", member["client"], member["fingerprint"]) for member in members}
     except (OSError, ValueError, KeyError, TypeError):
         return set()

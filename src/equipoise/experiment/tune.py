@@ -21,6 +21,7 @@ from rich.text import Text
 from equipoise.core.files import write_atomically
 from equipoise.errors import ConfigError
 from equipoise.experiment import scheduler, toml
+from equipoise.experiment.open_runs import group_data
 from equipoise.experiment.optuna_trials import imported_optuna, search_by_optuna
 from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.search import (
@@ -169,7 +170,7 @@ def tune(search: Search, out: Path, *, workers: int, console: Console, ray: str 
     results = run_search(search, out, workers=workers, console=console, ray=ray)
     console.print(Text(f"\n{criterion_words(search.criterion, search.at_least, search.seeds)}"), soft_wrap=True)
     console.print(search_table(search, results))
-    if said := words_below(out):
+    if said := words_below(out, group_data(out)):
         console.print(Text(said), soft_wrap=True)
     if results[0].criterion is not None:
         if noise := noise_words(results, where="in [search]"):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from equipoise.absent_clients import absent_words
+from equipoise.algorithm import Algorithm
 from equipoise.core.version import VERSION
 from equipoise.core.words import counted
 from equipoise.metrics import summarise, summarise_metric
@@ -34,10 +35,11 @@ def card(run: RunRecord, *, about: Mapping[str, Any] | None = None, groups: Grou
     `groups` are groups of clients whose figures are wanted beside those that the run itself knows. Under secure sums or
     differential privacy no single client is named.
     """
-    private, absent = is_private(run), run.clients.not_evaluated
+    private, absent = run.protects_clients, run.clients.not_evaluated
     rows = run.clients.where(run.judged_on)
     parts = client_groups(run, rows.benign, groups)
     splits = {split: figures(run.clients.where(split)) for split in dict.fromkeys(run.clients.split)}
+    own = [split for split in splits if run.clients.where(split).has_own]
     known = {split: each["clients"] + len(absent.get(split, {})) for split, each in splits.items()}
     return {
         "format": FORMAT,
@@ -52,6 +54,7 @@ def card(run: RunRecord, *, about: Mapping[str, Any] | None = None, groups: Grou
         "measured": run.measured,
         "in_percent": in_percent([run]),
         "metrics": splits,
+        "shared_metrics": {split: figures(run.clients.where(split), shared=True) for split in own},
         "not_evaluated": {split: len(absent) for split, absent in run.clients.not_evaluated.items()},
         "not_evaluated_words": absent_words(run.clients, run.judged_on, named=not private),
         "subgroups": subgroups(run, rows, groups),
@@ -78,21 +81,20 @@ def participation_words(run: RunRecord) -> str:
     return " ".join(filter(None, said))
 
 
-def is_private(run: RunRecord) -> bool:
-    """Whether a run protects single clients, by secure sums or differential privacy."""
-    return run.algorithm.privacy is not None or run.epsilon is not None
+def figures(rows: ClientTable, *, shared: bool = False) -> dict[str, Any]:
+    """Figures of the error over some clients; null where a number does not exist.
 
-
-def figures(rows: ClientTable) -> dict[str, Any]:
-    """Figures of the error over some clients, each with the model that it is served; null where a number does not exist."""
+    They are of the model that a client is served, its own if it has one, or, if `shared`, of the shared model.
+    """
     rows, in_mean = rows.benign, rows.clients_in_mean
     weights = rows.size.double() if rows.split[0] == "train" else None
-    error, loss = (summarise(values, rows.size, weights) for values in (rows.served_error, rows.served_loss))
+    errors = (rows.error, rows.loss) if shared else (rows.served_error, rows.served_loss)
+    error, loss = (summarise(values, rows.size, weights) for values in errors)
     found = {
         "mean": error.mean, "percentile_90": error.percentiles[90], "worst_10": error.worst_10,
         "standard_deviation": error.standard_deviation, "mean_loss": loss.mean,
     }  # fmt: skip
-    for name, values in rows.served_metrics.items():
+    for name, values in (rows.metrics if shared else rows.served_metrics).items():
         found[f"mean_{name}"] = summarise_metric(values, rows.size, weights).mean
     known: dict[str, Any] = {name: value if math.isfinite(value) else None for name, value in found.items()}
     known["mean_over"] = "clients" if weights is None else "examples"
@@ -184,11 +186,22 @@ def privacy_words(run: RunRecord, parameters: int = 0) -> str:
     """What the run promises about single clients, in words, and whether its noise drowned what clients sent."""
     if run.epsilon is not None:
         events = run.privacy.events if run.privacy is not None else ()
-        drowned = drowning_words(min((z for z, _, _ in events), default=0.0), parameters, run.clients_per_round or 0)
-        return f"{run.epsilon} Figures of clients on this card are not covered by ε. {drowned}".strip()
+        clip = run.algorithm.traits.privacy.clip if isinstance(run.algorithm, Algorithm) else None  # else it is not recorded
+        drowned = drowning_words(
+            min((z for z, _, _ in events), default=0.0), parameters, run.clients_per_round or 0, clip or math.inf
+        )
+        noise = "" if run.privacy is None else run.privacy.noise
+        said = f"{run.epsilon} Figures of clients on this card are not covered by ε."
+        return " ".join(filter(None, [said, _server_words(run), drowned, noise]))
     if run.algorithm.privacy is not None:
         return f"{run.algorithm.privacy!r}: the server sees sums of updates only. The released model has no ε."
     return "None: the model has no privacy guarantee. It may tell about the examples that it was trained on."
+
+
+def _server_words(run: RunRecord) -> str:
+    """ε for the server, as the table of observers has it; empty where there is no table."""
+    rows = [row for row in (run.privacy.rows if run.privacy is not None else ()) if row.observer == "server"]
+    return " ".join(f"For the server of the run: ε = {row.shown}; {row.assumes}." for row in rows)
 
 
 def card_json(content: Mapping[str, Any]) -> bytes:
@@ -236,8 +249,17 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "## How clients fare"
     yield ""
-    yield from table({f"{split} clients": row for split, row in content["metrics"].items()})
+    shared = content.get("shared_metrics", {})
+    named: dict[str, Any] = {}
+    for split, row in content["metrics"].items():
+        named[f"{split} clients, own models" if split in shared else f"{split} clients"] = row
+        named |= {f"{split} clients, shared model": shared[split]} if split in shared else {}
+    yield from table(named)
     yield ""
+    if shared:
+        yield "The file of this card holds the shared model. All further figures are of the clients' own models, where a client"
+        yield "has one."
+        yield ""
     if len({row.get("mean_over") for row in content["metrics"].values()}) > 1:
         yield "Figures of train clients are over examples: a client counts by its number of them. Elsewhere each counts once."
         yield ""
@@ -245,7 +267,8 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
         yield escaped(content["not_evaluated_words"])
         yield ""
     if content["subgroups"]:
-        yield f"### By group of {content['judged_on']} clients"
+        whose = ", own models" if content["judged_on"] in shared else ""
+        yield f"### By group of {content['judged_on']} clients{whose}"
         yield ""
         yield from table({row["group"]: row for row in content["subgroups"]})
         yield ""

@@ -215,10 +215,10 @@ class Spent:
     def _known_cohorts(self) -> str:
         """ε for the server: where nodes draw by themselves whether they take part, sampling hides them from it, too."""
         if self.hidden:
-            why = "which does not know the cohorts, because each node draws by itself whether it takes part"
-            return f"for the server, {why}, ε = {self.epsilon_server:.4g}."
-        most = f"in at most {self.participations} of the rounds"
-        return f"for one who knows the cohorts ε = {self.epsilon_server:.4g} ({most})."
+            why = "each node draws by itself whether it takes part, so nobody knows who takes part in a round"
+            return f"ε = {self.epsilon_server:.4g} for one who sees the noisy sums ({why})."
+        most = f"no client in more than {self.participations} of them"
+        return f"ε = {self.epsilon_server:.4g} for one who knows who took part in which rounds ({most})."
 
     def __str__(self) -> str:
         rounds = f"{self.rounds} round{'s' * (self.rounds != 1)}"
@@ -229,7 +229,10 @@ class Spent:
             "Runs made to choose settings are not counted."
             + (" Discrete noise counts as the Gaussian of equal zCDP: within 0.3 %, but not a bound." * self.discrete)
             + (" Means, categories and other statistics in the table's schema are not covered by ε." * self.table)
-            + (" The noise was seeded, so ε is nominal: what it would be with noise that nobody can draw again." * self.seeded)
+            + (
+                " The noise was drawn from the run's seed, so ε is nominal: whoever knows the seed can take the noise off."
+                * self.seeded
+            )
         )
 
 
@@ -347,11 +350,13 @@ def noise_for(
 
     start, step = math.sqrt(rounds) / epsilon, 4.0
     if chosen == "pld" and isinstance(sampling, PoissonSampling):  # nearly there at a twentieth of the price
-        start, step = _calibrate(lambda z: cost(z, rough=True), epsilon, tolerance, start, step), 1.002
-    return _calibrate(cost, epsilon, tolerance, start, step)
+        start, step = _calibrate(lambda z: cost(z, rough=True), epsilon, delta, tolerance, start, step), 1.002
+    return _calibrate(cost, epsilon, delta, tolerance, start, step)
 
 
-def _calibrate(cost: Callable[[float], float], epsilon: float, tolerance: float, start: float, step: float) -> float:
+def _calibrate(
+    cost: Callable[[float], float], epsilon: float, delta: float, tolerance: float, start: float, step: float
+) -> float:
     """A multiplier with (1 − tolerance) ε ≤ cost ≤ ε; where the cost jumps over that range, the safe side of the jump."""
     low, high, cost_low, cost_high = 0.0, math.inf, math.inf, 0.0
     z, turn = min(max(start, _LEAST_NOISE), _MOST_NOISE), 0
@@ -364,6 +369,9 @@ def _calibrate(cost: Callable[[float], float], epsilon: float, tolerance: float,
         else:
             low, cost_low = z, here
         if high == _LEAST_NOISE:
+            if here <= 0:
+                rule = "must be small: with this one no noise is needed for any epsilon, which is no privacy"
+                raise InvalidParameter("delta", rule, delta, "Choose one clearly below one over the number of clients.")
             fix = "No noise to speak of would do, which is no privacy: lower epsilon, or delta to below one over the clients."
             raise InvalidParameter("epsilon", f"must be less than {here:.4g} at this delta", epsilon, fix)
         if low == _MOST_NOISE:

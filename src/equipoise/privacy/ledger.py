@@ -1,8 +1,8 @@
 """The release ledger: every release about clients, written down before it is made, in a file that only grows.
 
 One line of JSON is one entry. A *release* is a noisy sum; an *exact* one has no noise and is outside ε; a *cohort* says who
-takes part in a round, and an *outcome* how a release ended. ε counts every release that was begun, also one
-that failed: a run that is killed after a release has paid for it.
+takes part in a round, an *outcome* how a release ended, and *clients* whose data the run is on. ε counts every release that
+was begun, also one that failed: a run that is killed after a release has paid for it.
 
 All releases of one round of one run come from one cohort (a round that is tried again keeps it) and are one event for the
 accountant. A release whose noise can be drawn again, as in a seeded simulation, is the same bits when it is repeated, and
@@ -28,7 +28,7 @@ from equipoise.privacy.releases import CohortEvent, FixedSampling, NoSampling, P
 
 FILE = "ledger.jsonl"
 _LONGEST_LINE = 1 << 24  # a longer one is no entry
-Kind = Literal["release", "exact", "cohort", "outcome"]
+Kind = Literal["release", "exact", "cohort", "outcome", "clients"]
 
 
 class LedgerError(EquipoiseError):
@@ -54,9 +54,10 @@ class LedgerEntry:
     delta: float = 0.0
     shares: int | None = None
     token: str = ""  # drawn for a release that cannot be repeated; "" where a repetition has the same bits
-    cohort: tuple[str, ...] | None = None
+    cohort: tuple[str, ...] | None = None  # of clients: their marks, see privacy.common_clients
     contributors: int | None = None  # of an outcome: whose shares of noise are in the sum
-    value: Any = None  # of an outcome: what was released, if it is small; of an exact release: a hash of what it is about
+    # Of an outcome: what was released, if it is small; of an exact release: a hash of what it is about; of clients: the data.
+    value: Any = None
     nominal: bool = False  # the noise can be drawn again by whoever knows the seed
 
     def line(self) -> str:
@@ -135,7 +136,7 @@ class Ledger:
 
     def write(self, entry: LedgerEntry) -> bool:
         """Append an entry. One that repeats the same bits is there already, and is not written again: False."""
-        if not entry.token and entry.kind in ("release", "exact") and (entry.kind, *entry.key) in self._repeatable:
+        if not entry.token and entry.kind in ("release", "exact", "clients") and (entry.kind, *entry.key) in self._repeatable:
             return False
         if self.path is not None:
             self._append(self.path, entry.line().encode())

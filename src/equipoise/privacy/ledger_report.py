@@ -20,7 +20,8 @@ from equipoise.privacy.ledger import (
     server_epsilon,
 )
 
-EVALUATION = "scores"  # how the purpose of an exact evaluation begins
+USUAL_DELTA = 1e-5  # that ε is stated for where runs name none
+EVALUATION = ("scores", "evaluation ")  # how the purposes of exact evaluations begin: by secure sums, and of a node
 CONFIG = "config.toml"  # in the folder of every run
 
 
@@ -35,6 +36,7 @@ class RunInLedger:
     epsilon: float | None
     epsilon_server: float | None  # for the server; None where the ledger does not say who took part, or the model is exact
     folder: str = ""  # of the run, where that is known
+    evaluated: bool = False  # clients that train were evaluated exactly, which the server sees: no ε holds for it
     hidden: bool = False  # nodes draw by themselves whether they take part, so that the server does not know the cohorts
 
     @property
@@ -59,11 +61,17 @@ class DataInLedgers:
         """The runs whose exact model, or sums, everyone who has them can learn from."""
         return tuple(run.shown for run in self.runs if run.epsilon is None)
 
+    @property
+    def name(self) -> str:
+        """The data set, and how many others have clients in common with it."""
+        first, *more = self.data.split(", ")
+        if not first:
+            return "of a node"  # whose ledger does not say which
+        return f"{first} and {len(more)} more with clients in common" if more else first
+
     def __str__(self) -> str:
         nominal = "nominal " if self.nominal else ""
-        first, *more = self.data.split(", ")
-        shared = f" and {len(more)} more with clients in common" if more else ""
-        head = f"Data {first}{shared}: {len(self.runs)} run{'s' * (len(self.runs) != 1)}, {nominal}ε in all = "
+        head = f"Data {self.name}: {len(self.runs)} run{'s' * (len(self.runs) != 1)}, {nominal}ε in all = "
         if self.epsilon is None:
             noisy = f"; of the noisy releases alone {self.epsilon_noisy:.4g} at δ = {self.delta:.4g}" * (self.epsilon_noisy > 0)
             lines = [f"{head}none (exact releases in run {', '.join(self.without_epsilon)}{noisy})"]
@@ -72,15 +80,21 @@ class DataInLedgers:
         width = max(18, *(len(run.shown) + 2 for run in self.runs))
         lines.append(f"{'run':<{width}}{'rounds':>7}{'releases':>10}{'outside ε':>11}{'ε':>10}{'ε, server':>18}")
         for run in self.runs:
-            known, own = ("none" if e is None and run.epsilon is None else "" if e is None else f"{e:.4g}"
-                          for e in (run.epsilon_server, run.epsilon))  # fmt: skip
+            own = "none" if run.epsilon is None else f"{run.epsilon:.4g}"
+            known = "" if run.epsilon_server is None else f"{run.epsilon_server:.4g}"
+            known = "none" if run.epsilon is None or (run.evaluated and known == "") else known
             row = f"{run.shown:<{width}}{run.rounds:>7}{run.releases:>10}{run.exact:>11}{own:>10}{known:>18}"
             lines.append(row.rstrip())
+        if not self.data:
+            lines.append('Runs of a node have the names that the server\'s federation.json gives them ("run").')
+            lines.append(f"A node's ledger names no δ: ε is stated at {self.delta:g}; --delta states another.")
         if self.without_epsilon:
             lines.append("none: the sums or the model of the run are exact, so that no ε bounds what they reveal.")
         if any(run.exact and run.epsilon is not None for run in self.runs):
             lines.append("outside ε: exact means of evaluations. ε holds for the model, and not for these figures.")
-        if any(run.hidden for run in self.runs):
+        if any(run.evaluated for run in self.runs):
+            lines.append("ε, server: none, because it sees exact evaluations of clients that train.")
+        if any(run.hidden and run.epsilon_server is not None for run in self.runs):
             lines.append("ε, server: nodes drew by themselves whether they took part, so the server did not know the cohorts.")
         return "\n".join(lines)
 
@@ -128,14 +142,15 @@ def summarise_ledgers(
     those of the runs in ledgers.
     """
     by_data: dict[str, dict[str, list[LedgerEntry]]] = {}
-    for entry in entries:
+    for entry in (entry for entry in entries if entry.kind != "clients"):
         by_data.setdefault(entry.data, {}).setdefault(entry.run, []).append(entry)
     found = []
     for data in dict.fromkeys([*by_data, *(plain or ())]):
         runs, exact_runs = by_data.get(data, {}), (plain or {}).get(data, {})
         whole = [entry for pages in runs.values() for entry in pages]
         noisy = [entry for entry in whole if entry.kind == "release"]
-        at = delta if delta is not None else min((entry.delta for entry in noisy), default=1e-5)
+        named = [entry.delta for entry in noisy if entry.delta > 0]  # the ledger of a node names none
+        at = delta if delta is not None else min(named, default=USUAL_DELTA)
         rows = [replace(_summarise_run(run, pages, at), folder=(folders or {}).get(run, "")) for run, pages in runs.items()]
         rows += [RunInLedger("", rounds, 0, rounds, None, None, run) for run, rounds in exact_runs.items()]
         epsilon, total = compose([events_of(pages) for pages in runs.values()], at)
@@ -153,16 +168,22 @@ def _summarise_run(run: str, pages: list[LedgerEntry], delta: float) -> RunInLed
         return RunInLedger(run, rounds, len(noisy), len(exact), None, None)
     hidden = any(entry.sampling[:1] == ("node poisson",) for entry in noisy)
     epsilon, server = epsilon_of(events_of(pages), delta), server_epsilon(pages, delta)
-    return RunInLedger(run, rounds, len(noisy), len(exact), epsilon, server, hidden=hidden)
+    evaluated = server is not None and bool(exact)
+    server = None if evaluated else server
+    return RunInLedger(run, rounds, len(noisy), len(exact), epsilon, server, evaluated=evaluated, hidden=hidden)
 
 
-def words_below(folder: Path) -> str:
-    """One sentence on what all private runs in a folder cost together; empty where there are fewer than two."""
+def words_below(folder: Path, groups: Mapping[str, str]) -> str:
+    """One sentence on what all private runs in a folder cost together; empty where there are fewer than two.
+
+    `groups` has one name for data sets with clients in common (`experiment.open_runs.group_data`).
+    """
     if not find_ledgers(folder):
         return ""
-    found = [data for data in summarise_ledgers(entries_below(folder)) if sum(run.releases > 0 for run in data.runs) > 1]
+    entries = [replace(entry, data=groups.get(entry.data, entry.data)) for entry in entries_below(folder)]
+    found = [data for data in summarise_ledgers(entries) if sum(run.releases > 0 for run in data.runs) > 1]
     return " ".join(
-        f"The {len(data.runs)} private runs on data {data.data} together: {'nominal ' * data.nominal}ε = {_in_all(data)}."
+        f"The {len(data.runs)} private runs on data {data.name} together: {'nominal ' * data.nominal}ε = {_in_all(data)}."
         for data in found
     )
 

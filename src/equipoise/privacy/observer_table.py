@@ -72,6 +72,7 @@ class PrivacyTable:
     events: tuple[tuple[float, tuple[str | float, ...], int], ...] = ()  # multiplier, sampling, how often
     releases: int = 0  # noisy sums that were begun
     notes: tuple[str, ...] = ()
+    noise: str = ""  # sentences on a released model that is mostly noise; empty if it is not
 
     def __getitem__(self, observer: str) -> ObserverPrivacy:
         for row in self.rows:
@@ -109,7 +110,7 @@ class PrivacyTable:
             "rows": [asdict(row) for row in self.rows], "delta": self.delta, "nominal": self.nominal,
             "events": [[None if z == math.inf else z, list(sampling), count] for z, sampling, count in self.events],
             "known": None if self.known is None else {k: v for k, v in asdict(self.known).items() if v != math.inf},
-            "releases": self.releases, "notes": list(self.notes),
+            "releases": self.releases, "notes": list(self.notes), "noise": self.noise,
         }  # fmt: skip
 
     @classmethod
@@ -120,7 +121,7 @@ class PrivacyTable:
             tuple(ObserverPrivacy(**row) for row in values["rows"]), values["delta"], values["nominal"],
             None if known is None else KnownCohorts(**{"multiplier": math.inf, **known}),
             tuple((math.inf if z is None else z, tuple(sampling), count) for z, sampling, count in values["events"]),
-            values["releases"], tuple(values["notes"]),
+            values["releases"], tuple(values["notes"]), values.get("noise", ""),
         )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from equipoise.privacy.accounting import Spent
+from equipoise.privacy.common_clients import join_data, marks_in
 from equipoise.privacy.ledger import Ledger, compose, events_of
 from equipoise.privacy.noise_plan import NoisePlan, PrivateState
 from equipoise.privacy.observer_table import PrivacyTable, unprotected_table
@@ -92,14 +93,15 @@ class Protected:
         if self.noise is None:
             return unprotected_table(secure=True)
         table = self.noise.table(state, tuple(p for p in self.book.exact_purposes() if p.startswith(EVALUATION)))
-        others = {entry.run for entry in self.book.ledger if entry.kind == "release" and entry.data == self.book.data}
+        names = join_data([([self.book.data], set()), *marks_in(self.book.ledger)])  # other splits have the same clients
+        whose = names[self.book.data]
+        same_clients = [entry for entry in self.book.ledger if names.get(entry.data) == whose]
+        others = {entry.run for entry in same_clients if entry.kind == "release"}
         if len(others) < 2:
             return table
-        same_data = (entry for entry in self.book.ledger if entry.data == self.book.data)
-        epsilon, delta = compose([events_of(same_data)], self.noise.privacy.delta)
-        said = (
-            f"All {len(others)} runs on these data in the ledger together: ε = {epsilon:.4g} at δ = {delta:.4g} for the public."
-        )
+        epsilon, delta = compose([events_of(same_clients)], self.noise.privacy.delta)
+        together = f"ε = {epsilon:.4g} at δ = {delta:.4g} for the public."
+        said = f"All {len(others)} runs on these clients in the ledger together: {together}"
         return replace(table, notes=(*table.notes, said))
 
     def epsilon_after(self, rounds: int) -> float | None:

@@ -22,6 +22,7 @@ class ReleaseBook:
         self._begun: dict[tuple[int, str], LedgerEntry] = {}
         self._outcomes: dict[tuple[int, str], LedgerEntry] = {}
         self._cohorts: dict[int, LedgerEntry] = {}
+        self._clients: LedgerEntry | None = None  # to be written before the first release
         self.releases = 0  # noisy sums that this run has begun to release
 
     def open(self, ledger: Ledger, *, data: str, run: str, once: bool = False) -> None:
@@ -30,6 +31,10 @@ class ReleaseBook:
         for entry in self.pages():
             self._note(entry)
 
+    def set_clients(self, name: str, marks: Sequence[str]) -> None:
+        """Say whose data the run is on: written down before its first release. See privacy.common_clients."""
+        self._clients = LedgerEntry("clients", self.data, self.run, 0, cohort=tuple(marks), value=name)
+
     def pages(self) -> Iterable[LedgerEntry]:
         """The entries of this run."""
         return (entry for entry in self.ledger if entry.run == self.run and entry.data == self.data)
@@ -37,6 +42,8 @@ class ReleaseBook:
     def _note(self, entry: LedgerEntry) -> None:
         if entry.kind == "cohort":
             self._cohorts[entry.round] = entry
+        elif entry.kind == "clients":
+            self._clients = None
         elif entry.kind == "outcome":
             self._outcomes[entry.round, entry.purpose] = entry
         else:
@@ -44,6 +51,9 @@ class ReleaseBook:
             self.releases += entry.kind == "release"
 
     def _write(self, entry: LedgerEntry) -> None:
+        if self._clients is not None:
+            self.ledger.write(self._clients)
+            self._clients = None
         if self.ledger.write(entry):
             self._note(entry)
 

@@ -56,18 +56,23 @@ def notices(setting: Setting, result: Result, who: str = "the run") -> Iterator[
 def divergence(setting: Setting, result: Result, who: str) -> Iterator[str]:
     """A loss of a thousand times its start (or, with classes, of a thousand) is finite, but no result.
 
-    Where inputs are far from the scale that training needs, that is named as the reason, also of a loss that never falls.
+    Where the noise of a private run is most of the model, that is named as the reason. Where inputs are far from the scale
+    that training needs, that is, also of a loss that never falls.
     """
+    noise = "" if result.privacy is None else result.privacy.noise
     first = next((report.loss for report in result.history.rounds if math.isfinite(report.loss)), None)
+    lost, reason, last = False, None, math.nan
     if first is not None:
         trained_on = result.clients.where("train")
         last = mean(trained_on.loss, trained_on.size)
         lost = last > 1000 * (1 + (0.0 if setting.data.classes > 0 else first))
         reason = cause_of_divergence(setting) if lost else unscaled_inputs(setting) if stands_still(result) else None
-        if lost:
-            yield f"The training loss ended at {last:.3g}: {who} diverged. {reason or 'Lower the learning rate.'}"
-        elif reason is not None:
-            yield f"The training loss did not fall: {who} stood still. {reason}"
+    if lost:
+        yield f"The training loss ended at {last:.3g}: {who} diverged. {noise or reason or 'Lower the learning rate.'}"
+    elif noise:
+        yield noise if who == "the run" else f"{who}: {noise}"
+    elif reason is not None:
+        yield f"The training loss did not fall: {who} stood still. {reason}"
 
 
 def stands_still(result: Result) -> bool:

@@ -31,6 +31,9 @@ from equipoise.personal.context import PersonalContext
 from equipoise.personal.finetune import Adaptation
 from equipoise.personal.personal_run import PersonalRun
 from equipoise.personal_models import PersonalModels
+from equipoise.privacy.drowned_sums import noisy_model_words
+from equipoise.privacy.noise_plan import NoisePlan
+from equipoise.privacy.observer_table import PrivacyTable
 from equipoise.result import Result
 from equipoise.round import Unprotected
 from equipoise.runs.averaged_model import AveragedModel
@@ -168,6 +171,12 @@ class Setting:
         self.task.carried.write(trained, carried)
         return trained
 
+    def _observers(self, last: ServerState, released: Tensor) -> PrivacyTable:
+        """ε by observer, and in words whether the released model (D,) is mostly noise."""
+        table, plan = self.protection.privacy(last.privacy), vars(self.protection).get("noise")
+        noise = noisy_model_words(plan, self.first_params, released, last.round)
+        return replace(table, noise=noise) if noise else table
+
     def result(self, last: ServerState, chosen: ServerState, clients: ClientTable, history: History, seconds: float) -> Result:
         """The result of a run that ended in the state `last` and reports the model of `chosen`, the same or an earlier one."""
         reported, spent = self.averaged.iterate(chosen), self.protection.spent(last.privacy, last.round)
@@ -182,7 +191,7 @@ class Setting:
             clients_per_round=self.clients_per_round, error_is_loss=self.task.error_is_loss,
             error_name=self.task.error_name, target="" if self.data.schema is None else self.data.schema.target.name,
             personal=None if self.personal is None else PersonalModels(self, self.personal, chosen, reported.model),
-            privacy=self.protection.privacy(last.privacy),
+            privacy=self._observers(last, reported.params),
             epsilon=None if spent is None else replace(spent, table=self.data.schema is not None),
             sampled=sample_sizes(self.data, self.sample), schema=self.data.schema, task=self.task,
             signature=Signature.of(self.data, self.task.layout.dtype),  # of a federation, as its nodes have said
@@ -246,6 +255,7 @@ def set_up(
         require(parts.privacy.protect is not None, "privacy", "must be a part of equipoise.privacy", algorithm.privacy)
         size = RunSize(len(data.train), clients_per_round, rounds, task.layout.dimension, seed, data.train.ids)
         protection = algorithm.privacy.protect(algorithm, size)
+        tell_large_delta(protection, len(data.train))
     if traits.network is not None:
         protection = traits.network.protect(protection, algorithm)
     rates_by_name(parts.solver.rates, task.layout.names)  # refuses a pattern that matches no parameter
@@ -267,6 +277,16 @@ def with_adapters_for(algorithm: Algorithm, model: nn.Module) -> nn.Module:
     text = f"Under differential privacy {WHY_NOT_BOTH}: A stays as it is, and B alone is trained (FFA-LoRA)"
     notify(f"{text}. To train both, give models.freeze_lora_a(model, freeze=False).")
     return freeze_lora_a(model)
+
+
+def tell_large_delta(protection: Protection, clients: int) -> None:
+    """Give a notice if δ is not below 1/n: such a δ would allow to publish all data of a client drawn at random."""
+    plan: NoisePlan | None = vars(protection).get("noise")
+    if plan is not None and plan.privacy.delta * clients >= 1:
+        notify(
+            f"delta is {plan.privacy.delta:.3g}, and there are {clients} training clients: such a delta would allow to publish "
+            f"all data of one client drawn at random. Choose a delta clearly below 1/{clients}, such as {0.1 / clients:.1g}."
+        )
 
 
 def refuse_swapped(model: object, data: object, function: str) -> None:

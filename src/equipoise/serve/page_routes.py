@@ -108,7 +108,7 @@ def run_page(shown: Shown, run: str, url: str) -> str:
 def report_file(shown: Shown, run: str) -> Response:
     """The report of a finished run, in a sandbox: it may be anybody's file."""
     if shown.library.overview(run)["private"]:
-        raise Withheld("This run protects single clients, and its report may name some, so the server does not show it.")
+        raise Withheld("This run protects single clients, and its report has a point for each, so the server does not show it.")
     try:
         file = open_below(shown.library.path(run), ["report.html"])
     except OSError as failure:

@@ -190,6 +190,11 @@ class Study:
         return [run for method in self.methods for run in method.runs]
 
     @property
+    def names_clients(self) -> bool:
+        """Whether the page may name single clients: no run protects them."""
+        return not any(run.protects_clients for run in self.runs)
+
+    @property
     def attacked(self) -> bool:
         """Whether any client of any run is malicious."""
         return any(malicious_clients(run) for run in self.runs)

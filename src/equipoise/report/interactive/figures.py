@@ -222,9 +222,10 @@ def _client_points(study: Study, method: MethodResults, index: int, *, crowded: 
         "type": "scatter", "mode": "markers", "x": as_json(rows.size[some].tolist()),
         "y": as_json(study.in_unit(rows.error[some].double().numpy())),
         "marker": {"color": FAINT if crowded else colour(index), "size": 5 if len(some) < 400 else 4, "opacity": 0.45},
-        "customdata": [label(rows.client[k], 40) for k in some], "showlegend": False, "name": label(method.name),
+        "customdata": [label(rows.client[k], 40) if study.names_clients else "" for k in some],
+        "showlegend": False, "name": label(method.name),
         "legendgroup": "" if crowded else str(index),
-        "hovertemplate": f"client %{{customdata}}<br>%{{x:,}} examples<br>{study.scale.noun} {digits}"
+        "hovertemplate": f"{'client %{customdata}<br>' * study.names_clients}%{{x:,}} examples<br>{study.scale.noun} {digits}"
         "<br>(%{fullData.name})<extra></extra>",
     }  # fmt: skip
 

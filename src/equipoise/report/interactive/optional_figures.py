@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -49,8 +50,7 @@ def _points(study: Study, index: int, pairs: series.ErrorPairs, *, malicious: bo
     """A point per pair of errors; larger where several clients share a pair."""
     scale, name, kind = study.scale, label(study.methods[index].name), "malicious client" if malicious else "client"
     words = [
-        f"{plural(kind, len(ids))} {listed([label(client, 24) for client in ids], _POINT_NAMES)}<br>"
-        f"shared model {scale.value(shared)}<br>own model {scale.value(mine)}<br>({name})"
+        f"{_whose(study, kind, ids)}<br>shared model {scale.value(shared)}<br>own model {scale.value(mine)}<br>({name})"
         for shared, mine, ids in zip(pairs.shared, pairs.own, pairs.clients, strict=True)
     ]
     return {
@@ -59,6 +59,13 @@ def _points(study: Study, index: int, pairs: series.ErrorPairs, *, malicious: bo
                    "size": as_json(min(26.0, 7 * math.sqrt(len(ids))) for ids in pairs.clients)},
         "hoverinfo": "text", "hovertext": words, "name": name, "legendgroup": str(index), "showlegend": not malicious,
     }  # fmt: skip
+
+
+def _whose(study: Study, kind: str, ids: Sequence[str]) -> str:
+    """The clients of a point: by name, or their number where a run protects them."""
+    if not study.names_clients:
+        return f"{len(ids)} {plural(kind, len(ids))}"
+    return f"{plural(kind, len(ids))} {listed([label(client, 24) for client in ids], _POINT_NAMES)}"
 
 
 def _both_axes(study: Study, seen: Numbers) -> tuple[Json, tuple[float, float]]:

@@ -132,7 +132,7 @@ def _figures(study: Study, names: list[str]) -> Iterator[str]:
 
 def _all_clients(study: Study) -> Iterator[str]:
     """All benign clients with their error under each method, mean over seeds; none where a run protects single clients."""
-    if any(run.algorithm.privacy is not None for run in study.runs):
+    if not study.names_clients:
         return
     found = client_errors(study, rows_of=lambda method: [run.clients.benign for run in method.runs], by_split=True)
     judged = study.methods[0].runs[0].judged_on

@@ -52,7 +52,7 @@ def gains_section(study: Study, figure: Iterator[str]) -> Iterator[str]:
         yield f'<p class="note">{escape(_explained(study, found))}</p>'
         yield from _counts(study, found, made)
         yield from figure
-        if not any(run.algorithm.privacy is not None for run in study.runs):
+        if study.names_clients:
             yield from _lists(study, found, made)
     yield "</section>"
 

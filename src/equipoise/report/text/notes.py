@@ -69,7 +69,9 @@ def attack_section(study: Study) -> Iterator[str]:
     if not study.attacked:
         return
     sets = {malicious_clients(run) for run in study.runs}
-    names = f": {listed(next(iter(sets)), MALICIOUS_NAMES)}" if len(sets) == 1 else ", not the same in all runs"
+    names = ", not the same in all runs" if len(sets) > 1 else ""
+    if not names and study.names_clients:
+        names = f": {listed(next(iter(sets)), MALICIOUS_NAMES)}"
     separate = any("malicious_mean" in method.figures for method in study.methods)
     if separate:
         rest = "All other figures and tables leave them out, unless they say otherwise."
@@ -193,10 +195,18 @@ def privacy_section(study: Study, curve: Iterator[str]) -> Iterator[str]:
     yield from _observer_tables(study)
     if together := composed_words(run.privacy for run in study.runs):
         yield f'<p id="composed">{escape(together)}</p>'
+    noise = {method.name: words for method in study.methods for run in method.runs for words in [_noise(run)] if words}
+    for name, words in noise.items():
+        yield f'<p class="noise">{escape(words if len(study.methods) == 1 else f"{name}: {words}")}</p>'
     own = " Clients' own models are not covered either: they are for the client alone." if study.personalised else ""
     yield f'<p class="note">{NOT_COVERED}{own}</p>'
     yield from drawn
     yield "</section>"
+
+
+def _noise(run: RunRecord) -> str:
+    """Sentences on a private model that is mostly noise; empty if it is not."""
+    return "" if run.privacy is None else run.privacy.noise
 
 
 def _observer_tables(study: Study) -> Iterator[str]:

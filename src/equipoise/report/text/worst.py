@@ -26,12 +26,22 @@ from equipoise.report.text.client_numbers import (
 from equipoise.report.text.sentences import ValueFormat
 from equipoise.report.text.tables import WORST_CLIENTS, close_table, header_cell, open_table, row
 
+NOT_NAMED = (
+    "Single clients are not named here, because a run protects them. Whoever may see the clients' data finds all clients in "
+    "clients.parquet in the folder of the run, or in result.clients."
+)
+
 
 def worst_clients(study: Study) -> Iterator[str]:
-    """The clients that fare worst under the method; with several methods, under the first and under the best one."""
+    """The clients that fare worst under the method; with several methods, under the first and under the best one.
+
+    Where a run protects single clients, one sentence says that none is named.
+    """
     first, best = study.methods[0], study.best
     yield '<section aria-labelledby="worst"><h2 id="worst">Who fares worst</h2>'
-    if len(study.methods) == 1:
+    if not study.names_clients:
+        yield f'<p class="note">{NOT_NAMED}</p>'
+    elif len(study.methods) == 1:
         yield from _worst_alone(study, first)
     else:
         noun = study.scale.noun

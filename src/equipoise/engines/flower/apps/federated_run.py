@@ -301,7 +301,9 @@ class FederatedRun:
         noise: NoisePlan | None = vars(setting.protection).get("noise")
         if noise is None:
             return ""
-        return drowning_words(noise.calibration.update, setting.task.layout.dimension, self.clients_per_round)
+        return drowning_words(
+            noise.calibration.update, setting.task.layout.dimension, self.clients_per_round, noise.privacy.clip
+        )
 
     def train(
         self,
