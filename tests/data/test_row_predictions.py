@@ -161,6 +161,21 @@ def test_a_run_predicts_new_rows(shops):
     assert changed.stdout == (shops / "out.csv").read_text()
 
 
+def test_a_decimal_comma_in_one_column_of_a_file_with_commas_between_columns(shops):
+    FRAME.assign(price=FRAME["price"].map("{:.1f}".format).str.replace(".", ",")).to_csv("shops.csv", index=False)
+    config = CONFIG.replace('delimiter = ";"\n', "").replace('decimal = ","', 'decimal = {price = ","}')
+    (shops / "run.toml").write_text(config)
+    done = call("run", "run.toml", "--out", "mine")
+    assert done.exit_code == 0, done.output
+    (shops / "comma.csv").write_text('price,town\n"10,5",03\n')
+    (shops / "point.csv").write_text("price,town\n10.5,03\n")
+    expected = call("predict", "mine", "comma.csv")
+    assert expected.exit_code == 0, expected.output
+    assert call("predict", "mine", "point.csv", "--set", "decimal=.").stdout == expected.stdout
+    for setting in ("decimal=,", "decimal.price=,"):
+        assert call("predict", "mine", "comma.csv", "--set", setting).stdout == expected.stdout
+
+
 def test_columns_are_kept_as_they_are_written(shops):
     assert call("run", "run.toml", "--out", "mine").exit_code == 0
     (shops / "named.csv").write_text("id;price;town\n007;10,50;03\nA 1;;04\n", encoding="utf-8")

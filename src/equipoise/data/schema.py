@@ -21,7 +21,7 @@ from equipoise.data.arrow_tables import arrow_table, check_names
 from equipoise.data.clients import prefix
 from equipoise.data.column_kinds import checked_kinds, usual_kind
 from equipoise.data.column_rule import ColumnRule
-from equipoise.data.csv_reading import reading_of
+from equipoise.data.csv_reading import Reading, reading_of
 from equipoise.data.file_access import PathLike
 from equipoise.data.identifiers import tell_of_identifier
 from equipoise.data.leading_zeros import as_numbers
@@ -53,7 +53,7 @@ class Schema:
 
     columns: tuple[ColumnRule, ...]
     target: TargetRule
-    reading: tuple[tuple[str, str | tuple[str, ...]], ...] = field(default=(), compare=False, metadata=NO_PART_OF_FINGERPRINT)
+    reading: tuple[tuple[str, Reading], ...] = field(default=(), compare=False, metadata=NO_PART_OF_FINGERPRINT)
     zeros_as_text: bool = field(default=False, compare=False, metadata=NO_PART_OF_FINGERPRINT)
     client: str = field(default="", compare=False, metadata=NO_PART_OF_FINGERPRINT)
 

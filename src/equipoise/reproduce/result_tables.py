@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ import torch
 
 from equipoise.core.version import VERSION
 from equipoise.report.data.over_seeds import Spread
-from equipoise.report.data.paired import LEAST_SEEDS, NO_SPREAD, RULE, paired
+from equipoise.report.data.paired import LEAST_SEEDS, NO_SPREAD, RULE, interval_text, paired
 from equipoise.reproduce.entry import Claim, Experiment, Scale
 from equipoise.reproduce.published import PublishedTable, table
 
@@ -158,10 +159,9 @@ class Reproduction:
         return lines
 
     def verdict(self, claim: Claim) -> str:
-        """A sentence on whether a published claim holds, does not hold, or is undecided, by `RULE`.
+        """A sentence on whether a published claim holds, "yes", "no" or "undecided" by `RULE`, with the 95 % interval.
 
-        It is over the seeds in which both methods finished. A claim of "lower" does not hold if the method is higher, or equal
-        in every one of 3 seeds or more.
+        It is over the seeds in which both methods finished. A claim of "lower" does not hold if the method is higher.
         """
         title = self.entry.figures[claim.figure].title
         lower, higher = (self.values(method, claim.figure) for method in (claim.lower, claim.higher))
@@ -169,11 +169,12 @@ class Reproduction:
         text = f"{title}: {claim.lower} below {claim.higher} ({claim.source})"
         if not found.seeds:
             return f"{text}: no seed in which both finished."
-        equal = "undecided" if found.seeds < LEAST_SEEDS else "does not hold"
-        word = {"lower": "holds", "higher": "does not hold", "equal": equal, "undecided": "undecided"}[found.verdict]
+        word = {"lower": "yes", "higher": "no", "undecided": "undecided"}[found.verdict]
         digits = self.entry.figures[claim.figure].digits
         word += f" ({NO_SPREAD})" if found.constant and found.seeds >= LEAST_SEEDS else ""
-        return f"{text}: **{word}**. {found.words(claim.higher, lambda value: f'{value:.{digits}f}')}."
+        between = f" 95 % interval {interval_text(found, digits)}." if math.isfinite(found.interval.low) else ""
+        more = f" An interval needs {LEAST_SEEDS} seeds: add --seeds {LEAST_SEEDS}." if found.seeds < LEAST_SEEDS else ""
+        return f"{text}: **{word}**. {found.words(claim.higher, lambda value: f'{value:.{digits}f}')}.{between}{more}"
 
     def stated_claims(self) -> list[Claim]:
         """The published claims whose two methods were run."""
