@@ -11,7 +11,7 @@ import torch
 
 from equipoise.absent_clients import absent_words
 from equipoise.algorithm import Algorithm
-from equipoise.client_table import ClientTable, weights_in_means
+from equipoise.client_table import ClientTable, own_models_worse, weights_in_means
 from equipoise.core.error_names import error_words
 from equipoise.core.words import counted
 from equipoise.metrics import summarise
@@ -101,7 +101,7 @@ class RunRecord:
             {name: figures[name] for name in rows.metrics}, tuple(rows.personal_metrics), self.error_name, self.target,
             trivial, rows.trivial_answer, tuple(subgroup_lines({self.name: [judged]})), self.at_least,
             small_clients_words([judged], judged_rows=[rows]), rows.not_evaluated.get(split, {}), absent_words(rows, split),
-            f"{attacked}." if attacked else "",
+            f"{attacked}." if attacked else "", own_models_worse(rows, split),
         )  # fmt: skip
 
     def judged_by(self, split: str | None = None, at_least: int = 0) -> Self:

@@ -40,6 +40,7 @@ class RunSummary:
     not_evaluated: Mapping[str, str] = field(default_factory=dict)  # clients that the figures leave out, and why
     absent: str = ""  # sentences on them; empty if there are none
     attack: str = ""  # a sentence on how many training clients are malicious; empty if none is
+    own_worse: str = ""  # a sentence on clients whose own model is worse than the shared one; empty if there are none
 
     @property
     def who(self) -> str:
@@ -87,7 +88,7 @@ class RunSummary:
         if trivial:
             measured.append(f"trivial error: the same answer for every example, the {self.trivial_answer} of training.")
             measured += filter(None, [self._no_better_than_trivial])
-        few = [text for text in (self.attack, self.absent, self.small_clients) if text]
+        few = [text for text in (self.own_worse, self.attack, self.absent, self.small_clients) if text]
         return "\n".join([*(line.rstrip() for line in lines), *measured, *few, *metric_words(self.metrics), *self.subgroups])
 
     @property

@@ -151,7 +151,8 @@ def csv(
     `client` is read as text: 007 and 7 are two clients, 7 and 7.0 are the same, and NA is a client, too. Numbers are written
     as 1005.5, or with `decimal=","` as 1005,5, or with `thousands="."`, too, as 1.005,5. `decimal={"price": ","}` is for
     a file in which some columns have a comma and others a point. Cells with a comma are quoted if that is the delimiter.
-    Dates are written as 2026-11-16, or as `date_format` says ("%d.%m.%Y" for 16.11.2026). The name of the data is that of the file, unless given.
+    Dates are written as 2026-11-16, or as `date_format` says ("%d.%m.%Y" for 16.11.2026). The name of the data is that of the
+    file, unless given.
 
     Source: your own file.
     """

@@ -29,7 +29,7 @@ from equipoise.report.text.client_numbers import seeds_words
 from equipoise.report.text.gains import gains_section
 from equipoise.report.text.groups_and_sets import conformal_section, subgroups_section
 from equipoise.report.text.phrases import plural
-from equipoise.report.text.tables import nonbreaking, numbers_table, swatch
+from equipoise.report.text.tables import SHARED, nonbreaking, numbers_table, swatch
 from equipoise.report.text.worst import worst_clients
 
 if TYPE_CHECKING:
@@ -135,6 +135,10 @@ def _all_clients(study: Study) -> Iterator[str]:
     if any(run.algorithm.privacy is not None for run in study.runs):
         return
     found = client_errors(study, rows_of=lambda method: [run.clients.benign for run in method.runs], by_split=True)
+    shared = client_errors(
+        study, rows_of=lambda method: [run.clients.benign for run in method.runs], values_of=lambda rows: rows.error,
+        by_split=True,
+    )  # fmt: skip
     judged = study.methods[0].runs[0].judged_on
     order = sorted(range(len(found)), key=lambda row: found.keys[row][0] != judged)[:MOST_CLIENTS]  # those judged first
     keys = [(found.keys[row][0], found.keys[row][1]) for row in order]
@@ -148,6 +152,8 @@ def _all_clients(study: Study) -> Iterator[str]:
     for index in found.methods:
         name = f"{noun}, {study.methods[index].name}" if several else noun
         columns[name] = _finite(mean_over_seeds(found.of(index))[order])
+        if study.methods[index].personalised:
+            columns[f"{name}, {SHARED}"] = _finite(mean_over_seeds(shared.of(index))[order])
     for index in found.methods[1:] if len(found.methods) <= MOST_CHANGES else ():
         columns[f"change, {study.methods[index].name}"] = _finite(mean_over_seeds(found.change(index))[order])
     if found.seed_of_row is None:
