@@ -58,6 +58,7 @@ class RunRecord:
     sampled: dict[str, tuple[int, int]] | None = None  # clients evaluated and clients there are, by split; None: all of them
     error_name: str = ""  # what the error measures, e.g. "squared error"; empty if it is not known
     target: str = ""  # the column that is predicted, if the data are a table
+    inputs: tuple[str, ...] = ()  # the columns that it is predicted from, if the data are a table
     data_version: str = ""  # tells data of one name apart: equal for runs on the same data
     at_least: int = 0  # clients with fewer examples are left out, see `judged_by`
     left_out: Mapping[str, int] = field(default_factory=dict)  # how many of them there are, by split

@@ -9,6 +9,7 @@ from equipoise.core.error_names import ZERO_ONE, error_definition, error_words
 from equipoise.core.words import counted
 from equipoise.metrics import Interval, Summary
 from equipoise.report.data.over_seeds import Spread
+from equipoise.report.text.phrases import BACKDOOR, UNATTACKED
 from equipoise.report.text.sentences import ValueFormat, trivial_sentence
 
 
@@ -132,4 +133,5 @@ def metric_words(metrics: Mapping[str, Summary]) -> list[str]:
         for name, summary in metrics.items()
         if summary.missing
     ]
+    lines += [f"{BACKDOOR}: {UNATTACKED}"] * (BACKDOOR in metrics)
     return lines

@@ -159,6 +159,24 @@ def test_a_run_predicts_new_rows(shops):
     (shops / "plain.csv").write_text("price,town\n10.0,03\n,04\n")
     changed = call("predict", "mine", "plain.csv", "--set", 'delimiter=","', "--set", 'decimal="."')
     assert changed.stdout == (shops / "out.csv").read_text()
+    page = (shops / "mine" / "report.html").read_text()
+    assert "What was trained on: shops; returned is predicted from price and town." in page
+    FRAME.to_csv("shops.csv", index=False, sep=";", decimal=",")
+    again = call("report", "mine", "--out", "again.html")
+    assert again.exit_code == 0, again.output
+    assert "returned is predicted from price and town." in (shops / "again.html").read_text()
+
+
+def test_a_run_may_leave_out_small_clients(shops):
+    done = call("run", "run.toml", "--out", "mine", "--at-least", "5")
+    assert done.exit_code == 0, done.output
+    assert "with 5 examples or more" in " ".join(done.stdout.split())
+    assert "with 5 examples or more" in (shops / "mine" / "report.html").read_text().replace("\u00a0", " ")
+    (shops / "family.toml").write_text(CONFIG + "[family]\ntails = [1.0, 0.5]\n")
+    refused = call("run", "family.toml", "--out", "family", "--at-least", "5")
+    assert refused.exit_code == 2
+    assert "--at-least is for a run of one model" in " ".join(refused.stderr.split())
+    assert not (shops / "family").exists()
 
 
 def test_a_decimal_comma_in_one_column_of_a_file_with_commas_between_columns(shops):

@@ -102,6 +102,11 @@ def test_headline_table_and_parquet_agree(ditto, tmp_path):
     for shown, values in ((median, own), (shared_median, shared)):
         assert shown == pytest.approx(100 * np.sort(values)[math.ceil(len(values) / 2) - 1], abs=0.051)
     assert f"Half of the {benign.sum()} benign test clients" in page.headline
+    worse = int((own > shared).sum())
+    assert f"Own models have a larger error than the shared model for {worse} of {benign.sum()} clients." in page.by_id["note"]
+    listed = json.loads(page.by_id["clients-data"])["columns"]
+    assert listed["error, shared model"][: benign.sum()] == pytest.approx(shared.tolist(), abs=1e-6)
+    assert listed["error"][: benign.sum()] == pytest.approx(own.tolist(), abs=1e-6)
 
 
 def test_a_comparison_over_seeds_has_own_and_shared_beside_each_other(attacked, tmp_path):

@@ -79,6 +79,7 @@ class Reproduction:
     rows: Mapping[str, Mapping[int, Mapping[str, Any]]]  # method → seed → the run; some may be missing
     seconds: float  # of this call
     chosen: Mapping[str, float] | None = None  # the rate of each method, if it was chosen on validation examples
+    options: str = ""  # of the command, such as " --seeds 3", as far as they change results
 
     @property
     def runs(self) -> list[Mapping[str, Any]]:
@@ -191,10 +192,11 @@ class Reproduction:
             ("seeds", scale.seeds, paper.seeds),
         ):
             if here != there:
-                sentences.append(f"{here} {word if here != 1 else word.removesuffix('s')} instead of {there}.")
+                sentences.append(f"{here} {word if here != 1 else word.removesuffix('s')} instead of the paper's {there}.")
         if entry.paper_clients is not None and (train, test) != entry.paper_clients:
             sentences.append(
-                f"{train} training and {test} test clients instead of {entry.paper_clients[0]} and {entry.paper_clients[1]}."
+                f"{train} training and {test} test clients instead of the paper's {entry.paper_clients[0]} and "
+                f"{entry.paper_clients[1]}."
             )
         if scale.options:
             sentences.append("Data options of this scale: " + ", ".join(f"{k} = {v}" for k, v in scale.options.items()) + ".")
@@ -232,7 +234,7 @@ class Reproduction:
         lines = [
             f"### {entry.name}: {entry.title}",
             "",
-            f"`equipoise reproduce {entry.name} --scale {self.scale_name}{tune}`, {self.dates}, {self.machines}, "
+            f"`equipoise reproduce {entry.name} --scale {self.scale_name}{self.options}{tune}`, {self.dates}, {self.machines}, "
             f"{duration(self.total_seconds)} for {len(self.runs)} runs. {self.scale.rounds} rounds, "
             f"{min(self.scale.clients_per_round, train)} of {self.client_counts('train')} clients per round, "
             f"{self.client_counts('test')} "

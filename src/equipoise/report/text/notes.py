@@ -11,8 +11,8 @@ from equipoise.absent_clients import absent_words
 from equipoise.privacy.observer_table import composed_words
 from equipoise.report.data.over_seeds import malicious_clients, without_own_models
 from equipoise.report.data.results_by_method import MethodResults, Study
-from equipoise.report.text.phrases import attack_words, listed, own_worse_words, untrained_words
-from equipoise.report.text.tables import BACKDOOR, backdoor_table, malicious_table, nonbreaking, rejected_table, swatch
+from equipoise.report.text.phrases import BACKDOOR, attack_words, listed, own_worse_words, untrained_words
+from equipoise.report.text.tables import backdoor_table, malicious_table, nonbreaking, rejected_table, swatch
 from equipoise.small_clients import small_clients_words
 
 if TYPE_CHECKING:

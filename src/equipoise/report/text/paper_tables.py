@@ -32,7 +32,7 @@ from equipoise.report.data.paired import (
     separated_methods,
     uncorrected_words,
 )
-from equipoise.report.text.phrases import capital, listed, plural, remarks
+from equipoise.report.text.phrases import BACKDOOR, UNATTACKED, capital, listed, plural, remarks
 from equipoise.run_summary import missing_words
 from equipoise.small_clients import small_clients_words
 
@@ -279,6 +279,7 @@ def _remark(methods: Mapping[str, Sequence[RunRecord]], column: str, factor: flo
     found = [run.summary().metrics.get(column) for runs in methods.values() for run in runs]
     if missing := max(each.missing if each is not None else 0 for each in found):
         sentences.append(f"Up to {missing} {plural('client', missing)} {missing_words(missing, column)}")
+    sentences.append(UNATTACKED if column == BACKDOOR else "")
     return " ".join(filter(None, sentences))
 
 

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from equipoise.run_record import RunRecord
 
 SHARED = "  shared model"  # the row below a method whose clients are served their own models
+BACKDOOR = "backdoor_success"  # the column of the rate at which a backdoor works
+UNATTACKED = (
+    "A mark alone can change predictions: compare this rate with that of a model that nobody attacked, "
+    "attacks.Backdoor(…, share=0)."
+)
 INTERVAL = "  95 % interval"  # the row below a method that was judged on a sample of clients
 
 
