@@ -341,3 +341,16 @@ def test_no_sign_before_zero():
         "a is higher than b by 0.3 ± 0.1 (higher in 2 of 2 seeds)"
     )
     assert PairedDifference("a", (0.0,)).words("b", "{:.1f}".format) == "a equals b in the only seed"
+
+
+def test_a_method_without_a_trivial_answer_is_named(trained, tmp_path):
+    made = made_of(trained, {"FedAvg": FEDAVG, "private": TAIL})
+    hidden = [replace(run, clients=replace(run.clients, trivial_error=None)) for run in made.results["private"]]
+    known = [
+        replace(run, clients=replace(run.clients, trivial_error=run.clients.error + 0.01, trivial_answer="most frequent class"))
+        for run in made.results["FedAvg"]
+    ]
+    page = Page(Comparison({"FedAvg": known, "private": hidden}).report(tmp_path / "r.html"))
+    said = "worse off than with this answer (mean over seeds): FedAvg: 0; private: not known, as for every private run"
+    assert said in " ".join(page.source.replace("\u00a0", " ").split())
+    assert "Where the change reaches 0, read the share of clients that gain." in page.source

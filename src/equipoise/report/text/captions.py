@@ -194,7 +194,7 @@ def trivial_note(study: Study) -> str:
     several = len(study.methods) > 1
     words = [f"{f'{name}: ' * several}{round(count, 1):,g}" for name, count in counts if count is not None]
     if lacking := [name for name, count in counts if count is None]:
-        words.append(f"{listed(lacking)}: not known, since a private run does not look at the answers of training examples")
+        words.append(f"{listed(lacking)}: not known, as for every private run and federation")
     over = " (mean over seeds)" if study.seeds > 1 else ""
     who = f"{count_words(study.judged.count)} {study.judged.benign_word}{plural('client', study.judged.count[1])}"
     return f"{text}Of the {who}, worse off than with this answer{over}: {'; '.join(words)}."
