@@ -118,7 +118,14 @@ def test_a_backdoor_is_learned_and_the_report_says_so(tmp_path):
     assert success["mean"] > 0.9 > 0.5 > success["median"]
     assert unattacked.summary().metrics[COLUMN].mean < 0.2  # the same rate of a model that nobody attacked
     assert attacked.results["mean"][0].summary().error.mean < 0.1  # and it behaves well otherwise
-    assert "backdoor_success over the same clients, less is better" in attacked.summary()
+    lines = attacked.summary().splitlines()
+    at = lines.index("backdoor_success over the same clients, less is better")
+    assert lines[at + 1].split()[:3] == ["method", "mean", "90th"]
+    said = "compare this rate with that of a model that nobody attacked, attacks.Backdoor(…, share=0)."
+    assert said in lines[at + 4]
+    assert said in str(attacked.results["mean"][0].summary())
+    assert said in attacked.to_markdown(column=COLUMN)
+    assert said not in attacked.to_markdown()
     page = attacked.report(tmp_path / "report.html").read_text()
     assert 'id="table-backdoor"' in page
     assert "backdoor success" in page

@@ -402,3 +402,20 @@ class WorstClients(list[dict[str, object]]):
 def weights_in_means(table: ClientTable, split: str) -> Tensor | None:
     """The weight of each row (R,) in means over a split: its examples among training clients; None, all alike, elsewhere."""
     return table.size.double() if split == "train" else None
+
+
+def own_models_worse(table: ClientTable, split: str) -> str:
+    """A sentence on how many clients of a split have an own model that is worse for them than the shared one; or empty."""
+    worse, known = count_worse_own_models(table, split)
+    if not worse:
+        return ""
+    kind = {"train": "training"}.get(split, split)
+    return f"Own models have a larger error than the shared model for {worse:,} of {known:,} {kind} clients."
+
+
+def count_worse_own_models(table: ClientTable, split: str) -> tuple[int, int]:
+    """How many benign clients of a split have an own model with a larger error than the shared one, and how many an own one."""
+    rows = table.where(split).benign
+    if rows.personal_error is None or rows.clients_in_mean is not None:
+        return 0, 0
+    return int((rows.personal_error > rows.error).sum()), int((~rows.personal_error.isnan()).sum())

@@ -28,7 +28,7 @@ from equipoise.report.data.over_seeds import (
 )
 from equipoise.report.data.paired import Differences
 from equipoise.report.text.paper_tables import differences_of, latex_table, markdown_table, paper_table
-from equipoise.report.text.phrases import INTERVAL, SHARED, capital, plural, remarks
+from equipoise.report.text.phrases import BACKDOOR, INTERVAL, SHARED, UNATTACKED, capital, plural, remarks
 from equipoise.report.text.sentences import ValueFormat, trivial_words
 from equipoise.result import Result
 from equipoise.run_summary import missing_words
@@ -198,8 +198,10 @@ class Comparison:
             found = {method: metric_figures(runs, name) for method, runs in self.results.items()}
             known = {method: figures for method, figures in found.items() if figures is not None}
             better = "more" if all(figures.higher_is_better for figures in known.values()) else "less"
-            lines += ["", f"{name} over the same clients, {better} is better"]
+            lines += ["", f"{name} over the same clients, {better} is better", f"{'method':<{width}}{titles}"]
             lines += [f"{method:<{width}}{cells(figures.figures)}" for method, figures in known.items()]
+            if name == BACKDOOR:
+                lines.append(UNATTACKED)
             if missing := max(count for figures in known.values() for count in figures.missing):
                 lines.append(f"Up to {missing} {plural('client', missing)} {missing_words(missing, name)}")
         lines += subgroup_lines(self.results)

@@ -85,4 +85,5 @@ def evaluate(
         name=name, algorithm=NoTraining(), seed=0, clients=table, history=history, seconds=time.perf_counter() - began,
         data=whole.name, rounds=0, clients_per_round=0, error_is_loss=task.error_is_loss, sampled=sample_sizes(whole, sample),
         error_name=task.error_name, target="" if whole.schema is None else whole.schema.target.name,
+        inputs=() if whole.schema is None else whole.schema.inputs,
     )  # fmt: skip

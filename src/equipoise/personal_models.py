@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -55,6 +55,18 @@ class PersonalModels:
     def model(self, client: str) -> nn.Module:
         """A copy of the user's model with the parameters of one client, with its running statistics if the model has any."""
         return self._setting.model_at(self._models([client])[0])
+
+    def predict(self, frame: Any, *, client: str | None = None) -> Any:
+        """What models say about each row of a table: its client's own model, or the shared one if the client has none.
+
+        The columns are those of `Schema.predict`. A last column, "predicted by", says "own model" or "shared model". `frame`
+        is a table, or the path of a CSV or Parquet file. `client` names the column that says whose a row is, None that of
+        training. The run's data must be a table.
+        """
+        from equipoise.data.client_predictions import predicted_table
+
+        shared = self._setting.model_at(self._model)
+        return predicted_table(frame, self.model, frozenset(self.ids), shared, self._setting.data.schema, client)
 
     def to_npy(self, path: str | Path) -> Path:
         """Write all models as one NumPy array (n, D), a few at a time, in the order of `ids`; the file is whole or absent.

@@ -11,7 +11,7 @@ import torch
 
 from equipoise.absent_clients import absent_words
 from equipoise.algorithm import Algorithm
-from equipoise.client_table import ClientTable, weights_in_means
+from equipoise.client_table import ClientTable, own_models_worse, weights_in_means
 from equipoise.core.error_names import error_words
 from equipoise.core.words import counted
 from equipoise.few_clients import few_clients_words
@@ -59,6 +59,7 @@ class RunRecord:
     sampled: dict[str, tuple[int, int]] | None = None  # clients evaluated and clients there are, by split; None: all of them
     error_name: str = ""  # what the error measures, e.g. "squared error"; empty if it is not known
     target: str = ""  # the column that is predicted, if the data are a table
+    inputs: tuple[str, ...] = ()  # the columns that it is predicted from, if the data are a table
     data_version: str = ""  # tells data of one name apart: equal for runs on the same data
     at_least: int = 0  # clients with fewer examples are left out, see `judged_by`
     left_out: Mapping[str, int] = field(default_factory=dict)  # how many of them there are, by split
@@ -108,7 +109,7 @@ class RunRecord:
             trivial, rows.trivial_answer, tuple(subgroup_lines({self.name: [judged]})), self.at_least,
             small_clients_words([judged], judged_rows=[rows]), rows.not_evaluated.get(split, {}), absent_words(rows, split),
             f"{attacked}." if attacked else "", few_clients_words([judged]), self.protects_clients,
-            "" if self.privacy is None else self.privacy.noise,
+            "" if self.privacy is None else self.privacy.noise, own_models_worse(rows, split),
         )  # fmt: skip
 
     def judged_by(self, split: str | None = None, at_least: int = 0) -> Self:

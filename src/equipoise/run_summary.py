@@ -9,6 +9,7 @@ from equipoise.core.error_names import ZERO_ONE, error_definition, error_words
 from equipoise.core.words import counted
 from equipoise.metrics import Interval, Summary
 from equipoise.report.data.over_seeds import Spread
+from equipoise.report.text.phrases import BACKDOOR, UNATTACKED
 from equipoise.report.text.sentences import ValueFormat, trivial_sentence
 
 NO_TRIVIAL = (
@@ -48,6 +49,7 @@ class RunSummary:
     few_clients: str = ""  # a sentence if the 90th percentile is the worst of fewer than ten clients; else empty
     private: bool = False  # whether the run protects single clients
     noise: str = ""  # sentences on a private model that is mostly noise; empty if it is not
+    own_worse: str = ""  # a sentence on clients whose own model is worse than the shared one; empty if there are none
 
     @property
     def who(self) -> str:
@@ -97,7 +99,8 @@ class RunSummary:
             measured += filter(None, [self._no_better_than_trivial])
         elif self.private:
             measured.append(NO_TRIVIAL)
-        few = [text for text in (self.noise, self.attack, self.absent, self.small_clients, self.few_clients) if text]
+        said = (self.noise, self.own_worse, self.attack, self.absent, self.small_clients, self.few_clients)
+        few = [text for text in said if text]
         return "\n".join([*(line.rstrip() for line in lines), *measured, *few, *metric_words(self.metrics), *self.subgroups])
 
     @property
@@ -142,4 +145,5 @@ def metric_words(metrics: Mapping[str, Summary]) -> list[str]:
         for name, summary in metrics.items()
         if summary.missing
     ]
+    lines += [f"{BACKDOOR}: {UNATTACKED}"] * (BACKDOOR in metrics)
     return lines

@@ -1,6 +1,7 @@
 """The schema of a table: how it reads, how it is saved, and what is said about one that is damaged."""
 
 import json
+from datetime import date, time
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def test_describe():
         "ward    category  codes 0 … 4    0 other, 1 missing, east, north, west",
         "drug    category  3 numbers      x, y, missing",
         "smoker  boolean   2 numbers      missing: 1 and an indicator",
-        "row     category  left out       as asked",
+        "row     –         left out       as asked",
         "ill     target    classes 0 … 1  no, yes",
     ]
     assert SCHEMA.feature_names == ("age", "age missing", "drug=x", "drug=y", "drug missing", "smoker", "smoker missing")
@@ -39,6 +40,13 @@ def test_describe():
     assert number.describe().splitlines()[-1] == "row     target  a number, as it is  mean 2.5, deviation 1.11803"
     many = Schema.fit({"x": list("abcdefgh"), "y": [0, 1] * 4}, target="y")
     assert "a, b, c, d, e, f … (8 in all); missing: all 0" in many.describe()
+
+
+def test_dates_are_described_as_dates():
+    days = {"day": [date(2024, 1, 1), date(2024, 1, 3)], "time": [time(6), time(18)], "y": [0, 1]}
+    lines = Schema.fit(days, target="y").describe().splitlines()
+    assert lines[1].endswith("mean 2024-01-02, deviation 1 days; missing: 2024-01-02")
+    assert lines[2].endswith("mean 0.5, deviation 0.25; missing: 0.5")  # of a day
 
 
 def test_training_rows_alone_are_looked_at():

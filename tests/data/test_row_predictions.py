@@ -159,6 +159,39 @@ def test_a_run_predicts_new_rows(shops):
     (shops / "plain.csv").write_text("price,town\n10.0,03\n,04\n")
     changed = call("predict", "mine", "plain.csv", "--set", 'delimiter=","', "--set", 'decimal="."')
     assert changed.stdout == (shops / "out.csv").read_text()
+    page = (shops / "mine" / "report.html").read_text()
+    assert "What was trained on: shops; returned is predicted from price and town." in page
+    FRAME.to_csv("shops.csv", index=False, sep=";", decimal=",")
+    again = call("report", "mine", "--out", "again.html")
+    assert again.exit_code == 0, again.output
+    assert "returned is predicted from price and town." in (shops / "again.html").read_text()
+
+
+def test_a_run_may_leave_out_small_clients(shops):
+    done = call("run", "run.toml", "--out", "mine", "--at-least", "5")
+    assert done.exit_code == 0, done.output
+    assert "with 5 examples or more" in " ".join(done.stdout.split())
+    assert "with 5 examples or more" in (shops / "mine" / "report.html").read_text().replace("\u00a0", " ")
+    (shops / "family.toml").write_text(CONFIG + "[family]\ntails = [1.0, 0.5]\n")
+    refused = call("run", "family.toml", "--out", "family", "--at-least", "5")
+    assert refused.exit_code == 2
+    assert "--at-least is for a run of one model" in " ".join(refused.stderr.split())
+    assert not (shops / "family").exists()
+
+
+def test_a_decimal_comma_in_one_column_of_a_file_with_commas_between_columns(shops):
+    FRAME.assign(price=FRAME["price"].map("{:.1f}".format).str.replace(".", ",")).to_csv("shops.csv", index=False)
+    config = CONFIG.replace('delimiter = ";"\n', "").replace('decimal = ","', 'decimal = {price = ","}')
+    (shops / "run.toml").write_text(config)
+    done = call("run", "run.toml", "--out", "mine")
+    assert done.exit_code == 0, done.output
+    (shops / "comma.csv").write_text('price,town\n"10,5",03\n')
+    (shops / "point.csv").write_text("price,town\n10.5,03\n")
+    expected = call("predict", "mine", "comma.csv")
+    assert expected.exit_code == 0, expected.output
+    assert call("predict", "mine", "point.csv", "--set", "decimal=.").stdout == expected.stdout
+    for setting in ("decimal=,", "decimal.price=,"):
+        assert call("predict", "mine", "comma.csv", "--set", setting).stdout == expected.stdout
 
 
 def test_columns_are_kept_as_they_are_written(shops):
@@ -344,12 +377,25 @@ def test_clients_are_predicted_by_their_own_models(method, shops):
     assert done.exit_code == 0, done.stderr
     said = "3 rows of 2 clients predicted by the clients' own models, 2 rows by the shared model; "
     said += "without an own model: 1 client (a new shop); without a client: 1 row."
-    assert done.stderr.strip() == said
+    rows = result.clients.where("test")
+    worse = int((rows.personal_error > rows.error).sum())
+    told = f"Own models have a larger error than the shared model for {worse} of 12 test clients."
+    assert " ".join(done.stderr.split()) == (f"{said} {told}" if worse else said)
+    assert (told in str(result.summary())) == (worse > 0)
     models = [result.personal.model("shop 3"), result.personal.model("shop 0"), result.model]
     by = [schema.predict(model, week).to_numpy() for model in models]
     expected = np.stack([by[which][row] for row, which in enumerate([0, 1, 2, 0, 2])])
     assert np.abs(expected - by[2]).max() > 1e-4  # own models differ from the shared one
     np.testing.assert_allclose([list(row.values()) for row in rows_of("out.csv")], expected, rtol=1e-6)
+    saved = eq.read_personal_models("own")
+    for found in (saved.predict(week), result.personal.predict(week)):
+        assert found.pop("predicted by").tolist() == [f"{each} model" for each in ("own", "own", "shared", "own", "shared")]
+        assert found.index.equals(week.index)
+        np.testing.assert_allclose(found.to_numpy(), expected, rtol=1e-6)
+    with pytest.raises(InvalidParameter, match="client must name a column of the table, but is 'shop'"):
+        saved.predict(week.drop(columns="shop"))
+    renamed = week.rename(columns={"shop": "store"})
+    assert saved.predict(renamed, client="store").equals(saved.predict(week))
     shared = call("predict", "own", "week.csv", "--shared", "--out", "shared.csv", *READING)
     assert shared.stderr.strip() == "All rows predicted by the shared model, as --shared says."
     np.testing.assert_allclose([list(row.values()) for row in rows_of("shared.csv")], by[2], rtol=1e-6)

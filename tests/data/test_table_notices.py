@@ -461,8 +461,8 @@ def test_decimal_commas(tmp_path):
     FRAME.to_csv(tmp_path / "t.csv", index=False, sep=";", decimal=",")
     data = eq.data.csv(tmp_path / "t.csv", **BOTH, delimiter=";", decimal=",", test=0.0)
     assert data.fingerprint == load().fingerprint
-    with pytest.raises(InvalidParameter, match=r'decimal must be "." or ",", and not the delimiter'):
-        eq.data.csv(tmp_path / "t.csv", **BOTH, decimal=",")
+    with pytest.raises(InvalidParameter, match=r'decimal must be "." or ","'):
+        eq.data.csv(tmp_path / "t.csv", **BOTH, decimal=";")
 
 
 def test_the_index_that_pandas_saves_is_left_out(tmp_path):
@@ -673,6 +673,11 @@ SIMILAR = {
     "clients": ({"c": ["A ", "A", "b"] * 20}, "column 'c' holds 'A' and 'A ', which look alike. They are two clients"),
     "accents": ({"c": ["caf\u00e9", "cafe\u0301", "b"] * 20}, r"'cafe\\u0301' and 'caf\\xe9', which look alike"),
     "categories": ({"a": ["u", " u", "v"] * 20}, "column 'a' holds ' u' and 'u', which look alike. They are two categories"),
+    "capitals of clients": ({"c": ["Klinik Köln", "klinik köln", "b"] * 20}, "holds 'Klinik Köln' and 'klinik köln', which"),
+    "capitals of categories": (
+        {"a": ["Innere", "innere", "v"] * 20},
+        "'Innere' and 'innere', which look alike. They are two ca",
+    ),
     "classes": ({"y": ["yes", "Yes", "no"] * 20}, "column 'y' holds 'Yes' and 'yes', which look alike. They are two classes"),
 }
 
@@ -682,4 +687,14 @@ def test_names_that_look_alike_get_a_notice(columns, words):
     with pytest.warns(EquipoiseNotice, match=words) as told:
         load(FRAME.assign(**columns))
     assert len(told) == 1
-    load(FRAME.assign(c=["aB", "ab", "c"] * 20, a=["m", "M", "f"] * 20))  # identifiers and codes may differ by capitals
+    load(FRAME.assign(c=["a b", "ab", "c"] * 20, a=["m", "n", "f"] * 20))
+
+
+def test_a_target_of_many_whole_numbers_gets_a_notice():
+    days = FRAME.assign(y=[row * 7 % 22 for row in range(len(FRAME))])
+    said = r"holds 22 different whole numbers, 0 … 21, which are taken for classes .* target_kind=\"number\""
+    with pytest.warns(EquipoiseNotice, match=said):
+        assert load(days).classes == 22
+    assert load(days, target_kind="classes").classes == 22  # without a notice
+    assert not load(days, target_kind="number").classes
+    assert load(FRAME.assign(y=[row % 10 for row in range(len(FRAME))])).classes == 10

@@ -5,6 +5,7 @@ import pytest
 
 import equipoise as eq
 from equipoise.data.csv_files import csv_files
+from equipoise.data.new_rows import read_rows
 from equipoise.errors import EquipoiseNotice, InvalidData, InvalidParameter
 
 COUNT = 60
@@ -158,3 +159,67 @@ def test_a_notice_about_few_different_texts_names_the_option(tmp_path):
     path = written(tmp_path, extra={"price": [f"{1 + row % 5},5" for row in range(COUNT)]}.items())
     with pytest.warns(EquipoiseNotice, match='Give decimal=","'):
         load(path)
+
+
+# ------------------------------------------------------------------------------------------------- signs that differ by column
+
+
+def mixed_file(tmp_path, delimiter):
+    """A file whose column `price` has decimal commas, quoted if the delimiter is one, and whose column `weight` has points."""
+    price = [f"{row % 9 + 0.25 * (row % 4):.2f}".replace(".", ",") for row in range(COUNT)]
+    weight = [f"{row % 13 + 0.1 * (row % 10):.1f}" for row in range(COUNT)]
+    shop = [f"s{row % 6}" for row in range(COUNT)]
+    frame = pd.DataFrame({"shop": shop, "price": price, "weight": weight, "returned": ["no", "yes", "no"] * (COUNT // 3)})
+    frame.to_csv(tmp_path / "mixed.csv", index=False, sep=delimiter)
+    return tmp_path / "mixed.csv"
+
+
+MIXED = {"client": "shop", "target": "returned", "test": 0.0}
+
+
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_a_decimal_sign_for_some_columns(delimiter, tmp_path):
+    path = mixed_file(tmp_path, delimiter)
+    data = eq.data.csv(path, **MIXED, delimiter=delimiter, decimal={"price": ","})
+    assert [rule.kind for rule in data.schema.columns] == ["number", "number"]
+    frame = pd.read_csv(path, sep=delimiter)
+    frame["price"] = frame["price"].str.replace(",", ".").astype(float)
+    assert data.train.x.equal(eq.data.from_frame(frame, **MIXED).train.x)
+    read_again = eq.data.Schema.from_json(data.schema.to_json())
+    assert dict(read_again.reading)["decimal"] == {"price": ","}
+    new = tmp_path / "new.csv"
+    new.write_text(delimiter.join(["price", "weight"]) + "\n" + delimiter.join(['"1,234"', "2.5"]) + "\n")  # 1.234, no 1234
+    expected = data.schema.transform(pd.DataFrame({"price": [1.234], "weight": [2.5]}))
+    assert read_again.transform(read_rows(new, read_again, dict(read_again.reading))).equal(expected)
+
+
+def test_a_decimal_sign_for_some_columns_in_pieces(tmp_path):
+    path = mixed_file(tmp_path, ",")
+    options = {"client": "shop", "delimiter": ",", "encoding": "utf-8", "missing": (), "decimal": {"price": ","}}
+    table = csv_files(path, **options).read()
+    assert [str(table.schema.field(name).type) for name in ("price", "weight")] == ["double", "double"]
+
+
+def test_a_comma_may_be_the_delimiter_and_the_decimal_sign(tmp_path):
+    frame = pd.DataFrame({"shop": list("abab"), "x": ["1,5", "2,5", "0,25", "3"], "returned": [0, 1, 1, 0]})
+    frame.to_csv(tmp_path / "t.csv", index=False)  # pandas quotes cells that hold the delimiter
+    data = eq.data.csv(tmp_path / "t.csv", **MIXED, decimal=",")
+    assert data.schema.columns[0].kind == "number"
+    (tmp_path / "t.csv").write_text("shop,x,returned\na,1,5,0\n")
+    with pytest.raises(InvalidData, match="Expected 3 columns"):
+        eq.data.csv(tmp_path / "t.csv", **MIXED, decimal=",")
+
+
+def test_messages_advise_a_sign_that_can_be_given(tmp_path):
+    path = mixed_file(tmp_path, ",")
+    by_column = 'Give decimal=",", or decimal={"price": ","} if other columns have a point.'
+    with pytest.raises(InvalidData) as refusal:
+        eq.data.csv(path, **MIXED, kinds={"price": "number"})
+    assert by_column in str(refusal.value)
+    with pytest.raises(InvalidData) as refusal:
+        eq.data.csv(path, **MIXED, decimal=",", kinds={"weight": "number"})
+    assert 'Name the columns with a comma instead, as in decimal={"NAME": ","}' in str(refusal.value)
+    with pytest.raises(InvalidParameter, match=r"decimal must name columns of the file, but is 'prize'\. Did you mean 'price'"):
+        eq.data.csv(path, **MIXED, decimal={"prize": ","})
+    with pytest.raises(InvalidParameter, match=r'decimal must be "\." or ","'):
+        eq.data.csv(path, **MIXED, decimal={"price": ";"})

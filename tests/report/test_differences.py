@@ -71,10 +71,18 @@ def test_differences_are_of_pairs_with_students_interval(trained):
     assert "not corrected for looking at 2 methods" in text
 
 
-def test_too_few_seeds_are_undecided_and_equal_runs_are_equal(trained):
+def test_too_few_seeds_are_undecided_and_so_are_equal_runs(trained, tmp_path):
     two = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL, "same": FEDAVG}, seeds=2)
     assert two.differences()["tail"].verdict == "undecided"
-    assert two.differences()["same"].verdict == "equal"
+    assert two.differences()["same"].verdict_words == "undecided"  # too few seeds is reason enough
+    three = made_of(trained, {"FedAvg": FEDAVG, "same": FEDAVG})  # a difference of 0 in all seeds has no spread either
+    said = "undecided (no spread between seeds)"
+    assert three.differences()["same"].verdict_words == said
+    assert three.differences()["same"].interval.low == -math.inf
+    for text in (three.summary(), three.to_latex(baseline="FedAvg"), three.to_markdown(baseline="FedAvg")):
+        assert said in text
+        assert "0.000 to 0.000" not in text
+    assert Page(three.report(tmp_path / "r.html")).rows["table-differences"][1][-1] == said
     assert two.differences()["tail"].interval.low == -math.inf
     assert "An interval needs 3 seeds." in two.summary()
     assert paired("a", {0: 1.0, 5: 2.0}, {0: 1.0 + 1e-15, 1: 3.0}).values == (0.0,)  # rounding, and one seed in common
@@ -91,7 +99,7 @@ def test_the_same_difference_in_all_seeds_is_undecided(trained, tmp_path):
     page = Page(made.report(tmp_path / "r.html"))
     assert page.rows["table-differences"][1][-1] == "undecided (no spread between seeds)"
     assert "the difference is the same in all 3 seeds, which then do not tell it from chance" in page.headline
-    assert not PairedDifference("a", (0.0, 0.0, 0.0)).constant  # these are equal
+    assert PairedDifference("a", (0.0, 0.0, 0.0)).constant
     assert PairedDifference("a", (-0.04, -0.04)).verdict_words == "undecided"  # too few seeds is reason enough
 
 
@@ -109,6 +117,7 @@ def test_the_summary_has_them_from_two_seeds_on(trained):
     again = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL}, version=str)
     assert "(each seed splits the data again)" in again.summary()
     assert "and of the split" in str(again.differences())
+    assert "overlap, which makes it too narrow in general" in again.summary()
 
 
 def test_tables_for_papers_have_them_below_and_latex_the_best_in_bold(trained):
@@ -123,10 +132,22 @@ def test_tables_for_papers_have_them_below_and_latex_the_best_in_bold(trained):
     assert r"method & figure & difference & 95 \% interval & lower in & verdict \\" in latex
     assert r"tail & mean & " in latex
     assert r"tail & 90th percentile & $-$5.0 $\pm$ 1.0 & $-$7.5 to $-$2.5 & 3 of 3 & lower \\" in latex
-    assert rf"{{\footnotesize\raggedright {BOLD.replace('%', chr(92) + '%')}" in latex  # not in a comment
+    assert BOLD.replace("%", r"\%") in latex  # in a note, not in a comment
+    assert not any(line.startswith("%") for line in latex.splitlines())
+    assert r"Paired differences from FedAvg, seed by seed, mean $\pm$ standard deviation over 3 seeds." in latex
     assert "Paired" not in made.to_markdown()
 
 
+def test_every_table_says_that_intervals_are_not_corrected_for_looking_at_several_methods(trained):
+    made, two = (made_of(trained, dict(items)) for items in (METHODS, METHODS[:2]))
+    said = "It is not corrected for looking at 2 methods."
+    for text in (made.summary(), made.to_latex(baseline="FedAvg"), made.to_markdown(baseline="FedAvg")):
+        assert said in text
+    for text in (two.summary(), two.to_latex(baseline="FedAvg"), two.to_markdown(baseline="FedAvg")):
+        assert "not corrected" not in text
+
+
+METHODS = [("FedAvg", FEDAVG), ("tail", TAIL), ("noise", NOISE)]
 BOLD = "Bold: better than every other method; the 95 % intervals of the paired differences do not contain 0."
 
 
@@ -186,7 +207,7 @@ def test_with_too_few_seeds_nothing_is_bold_and_the_table_says_so(trained, tmp_p
 def test_where_more_is_better_the_higher_is_bold():
     low, high = {0: 0.1, 1: 0.21, 2: 0.3}, {0: 0.2, 1: 0.3, 2: 0.41}
     assert separated_methods({"low": low, "high": high}, higher=True) == {"high"}
-    assert separated_methods({"low": low, "high": high, "again": high}, higher=True) == {"high", "again"}
+    assert separated_methods({"low": low, "high": high, "again": high}, higher=True) == frozenset()  # of two equal ones
     assert separated_methods({"low": low, "again": low}) == frozenset()
     assert separated_methods({"low": low, "other seeds": {5: 0.9, 6: 0.8, 7: 0.7}}) == frozenset()
     assert separated_methods({"low": low, "lost": {0: math.nan, 1: math.nan, 2: math.nan}}) == frozenset()
@@ -320,3 +341,16 @@ def test_no_sign_before_zero():
         "a is higher than b by 0.3 ± 0.1 (higher in 2 of 2 seeds)"
     )
     assert PairedDifference("a", (0.0,)).words("b", "{:.1f}".format) == "a equals b in the only seed"
+
+
+def test_a_method_without_a_trivial_answer_is_named(trained, tmp_path):
+    made = made_of(trained, {"FedAvg": FEDAVG, "private": TAIL})
+    hidden = [replace(run, clients=replace(run.clients, trivial_error=None)) for run in made.results["private"]]
+    known = [
+        replace(run, clients=replace(run.clients, trivial_error=run.clients.error + 0.01, trivial_answer="most frequent class"))
+        for run in made.results["FedAvg"]
+    ]
+    page = Page(Comparison({"FedAvg": known, "private": hidden}).report(tmp_path / "r.html"))
+    said = "worse off than with this answer (mean over seeds): FedAvg: 0; private: not known, as for every private run"
+    assert said in " ".join(page.source.replace("\u00a0", " ").split())
+    assert "Where the change reaches 0, read the share of clients that gain." in page.source

@@ -102,6 +102,11 @@ def test_headline_table_and_parquet_agree(ditto, tmp_path):
     for shown, values in ((median, own), (shared_median, shared)):
         assert shown == pytest.approx(100 * np.sort(values)[math.ceil(len(values) / 2) - 1], abs=0.051)
     assert f"Half of the {benign.sum()} benign test clients" in page.headline
+    worse = int((own > shared).sum())
+    assert f"Own models have a larger error than the shared model for {worse} of {benign.sum()} clients." in page.by_id["note"]
+    listed = json.loads(page.by_id["clients-data"])["columns"]
+    assert listed["error, shared model"][: benign.sum()] == pytest.approx(shared.tolist(), abs=1e-6)
+    assert listed["error"][: benign.sum()] == pytest.approx(own.tolist(), abs=1e-6)
 
 
 def test_a_comparison_over_seeds_has_own_and_shared_beside_each_other(attacked, tmp_path):
@@ -439,10 +444,13 @@ def test_the_summary_has_own_and_shared_rows_and_one_line_that_says_so(attacked)
     for line, errors in expected.items():
         assert numbers(line)[:4] == [pytest.approx(v, abs=0.00051) for v in four(errors[benign])]
     theirs = [float(columns[n].served_error[~benign].mean()) for n in ("FedAvg", "Ditto")]
+    worse = int((columns["Ditto"].personal_error > columns["Ditto"].error)[benign].sum())
+    assert worse  # clients that would fare better with the shared model
     assert said == (
         "Under Ditto, clients are served their own models; the row below it is of the shared model. "
+        f"Under Ditto, own models have a larger error than the shared model for {worse} of {int(benign.sum())} clients. "
         f"{int((~benign).sum())} of 20 training clients are malicious, and left out above; "
-        f"their mean: FedAvg {theirs[0]:.3f}, Ditto {theirs[1]:.3f}."
+        f"their mean error: {theirs[0]:.3f} under FedAvg, {theirs[1]:.3f} under Ditto."
     )
     assert len({len(line) for line in (header, plain, ditto)}) == 1  # the columns are aligned
     assert "over 2 seeds" in attacked.summary()
@@ -460,8 +468,8 @@ def test_the_command_lines_table_says_the_same(attacked):
         for key in ("mean", "percentile_90", "worst_10", "standard_deviation")
     ]
     said = " ".join(text.split())
-    assert "Under Ditto, clients are served their own models; the row below it is of the shared model. 4 of 20 training" in said
-    assert f"their mean: FedAvg {100 * attacked.table()['FedAvg']['malicious_mean'].mean:.1f}" in said
+    assert "Under Ditto, clients are served their own models; the row below it is of the shared model. Under Ditto, own" in said
+    assert f"their mean error: {100 * attacked.table()['FedAvg']['malicious_mean'].mean:.1f} under FedAvg" in said
 
 
 def test_losses_where_there_is_no_error(tmp_path):

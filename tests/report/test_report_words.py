@@ -5,6 +5,8 @@ import math
 import pytest
 
 from equipoise.compare import Spread
+from equipoise.core.error_names import error_name, error_words
+from equipoise.report.text.phrases import capital
 from equipoise.report.text.sentences import (
     JudgedClients,
     ValidationFigures,
@@ -22,6 +24,13 @@ JUDGED = JudgedClients((500, 500), "test", unseen=True, weighted=False)
 def row(mean, tail, worst=0.5):
     values = {"mean": mean, "percentile_90": tail, "worst_10": worst, "standard_deviation": 0.1, "trained": 9.0, "seconds": 1.0}
     return {key: Spread(value, 0.0) for key, value in values.items()}
+
+
+def test_abbreviations_of_errors_are_capitals():
+    def mae(outputs, targets): ...
+
+    assert error_name(mae) == "MAE"
+    assert capital(error_words(error_name(mae), "stay")) == "MAE of stay"
 
 
 def test_an_improvement_names_both_percentiles_and_its_price():

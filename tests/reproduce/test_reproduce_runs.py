@@ -124,6 +124,7 @@ def test_every_entry_runs_and_says_what_it_did(name, files):
     assert found["seeds"] == [0]
     assert len(found["directions"]) == len(entry.claims)
     text = (folder / "result.md").read_text(encoding="utf-8")
+    assert f"`equipoise reproduce {name} --scale small --seeds 1`" in text  # the command that makes these numbers
     for method in entry.methods:
         assert f"| {method.name}" in text
     assert "What differs from the paper" in text
@@ -140,7 +141,8 @@ def test_published_and_measured_stand_side_by_side(files):
     measured = result(Path("out/emnist-linear-small"))["measured"]["q-FFL"]["figures"]
     assert row[2] == f"{measured['mean']['mean']:.2f} ± {measured['mean']['deviation']:.2f}"
     assert "chose this parameter on the test clients" in text
-    assert "3 training and 3 test clients instead of 865 and 865" in text
+    assert "3 training and 3 test clients instead of the paper's 865 and 865" in text
+    assert "`equipoise reproduce emnist-linear --scale small`" in text
 
 
 def test_a_half_finished_reproduction_goes_on(files):

@@ -1,4 +1,4 @@
-"""The verdicts on published claims: holds, does not hold or undecided, by paired differences over seeds."""
+"""The verdicts on published claims: yes, no or undecided, by paired differences over seeds."""
 
 import pytest
 
@@ -25,14 +25,14 @@ def verdict(lower, higher):
     ("lower", "higher", "word", "words"),
     [
         # Differences −1, −1.2, −0.8: mean −1, s = 0.2, interval −1 ± 4.303 · 0.2 / √3 = −1 ± 0.50.
-        ([29, 28.8, 29.2], [30, 30, 30], "holds", f"is lower than {CLAIM.higher} by 1.00 ± 0.20 (lower in 3 of 3 seeds)"),
-        ([31, 31.2, 30.8], [30, 30, 30], "does not hold", "by 1.00 ± 0.20 (higher in 3 of 3 seeds)"),
+        ([29, 28.8, 29.2], [30, 30, 30], "yes", "by 1.00 ± 0.20 (lower in 3 of 3 seeds). 95 % interval −1.50 to −0.50."),
+        ([31, 31.2, 30.8], [30, 30, 30], "no", "by 1.00 ± 0.20 (higher in 3 of 3 seeds)"),
         # Differences +123 and −215: a coin flip that was once called "holds, by 46 ± 239".
         ([153, 15], [30, 230], "undecided", f"by {46:.2f} ± {239.00:.2f} (lower in 1 of 2 seeds)"),
         ([29, 29, 29], [30, 30, 30], "undecided (no spread between seeds)", "by 1.00 ± 0.00 (lower in 3 of 3 seeds)"),
         ([29, 28], [30, 30], "undecided", "(lower in 2 of 2 seeds)"),
-        ([29], [30], "undecided", "by 1.00 (one seed)"),
-        ([30, 30, 30], [30, 30, 30], "does not hold", f"{CLAIM.lower} equals {CLAIM.higher} in all 3 seeds"),
+        ([29], [30], "undecided", "by 1.00 (one seed). An interval needs 3 seeds: add --seeds 3."),
+        ([30, 30, 30], [30, 30, 30], "undecided (no spread between seeds)", f"equals {CLAIM.higher} in all 3 seeds."),
         ([30], [30], "undecided", "equals"),
     ],
 )

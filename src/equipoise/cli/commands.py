@@ -161,6 +161,7 @@ def run(
     explain: Annotated[
         bool, Option("--explain", help="Only say how local work is done, and why, after one round; leave nothing.")
     ] = False,
+    at_least: AtLeast = 0,
     trust: Trust = False,
 ) -> None:
     """Train what a TOML file describes; leave config, log, checkpoint, clients, model and report in a folder."""
@@ -194,6 +195,8 @@ def run(
     observers += [tracking.TensorBoard(tensorboard)] if tensorboard is not None else []
     observers += [tracking.MLflow(tracking_uri=mlflow)] if mlflow is not None else []
     observers += [tracking.WandB(wandb)] if wandb is not None else []
+    if at_least and checked.family is not None:
+        raise ConfigError("--at-least is for a run of one model, but the configuration has a [family]. Leave it out.")
     experiment = build(checked)
     if resume is None:
         run_folder = folder.claim(path)
@@ -202,6 +205,9 @@ def run(
     if isinstance(result, Result):
         from equipoise.cli.listing import summary_text, worst_lines
 
+        if at_least:
+            result = result.judged_by(at_least=at_least)
+            result.report(run_folder.report)
         console.print(Text("\n".join([summary_text(result, run_folder.path), "", *worst_lines(result)])), soft_wrap=True)
     else:
         console.print(Text(str(result.summary())), soft_wrap=True)
@@ -247,11 +253,12 @@ def compare(
         if records:
             from equipoise.report import write_report
 
-            for table in (listing.comparison_table(records), *listing.metric_tables(records)):
+            plain = not console.is_terminal  # bold is not seen in a pipe
+            for table in (listing.comparison_table(records, plain=plain), *listing.metric_tables(records)):
                 listing.print_whole(console, table)
             for line in (*listing.difference_lines(records), *listing.subgroups_below(records)):
                 console.print(Text(line), soft_wrap=True)
-            for table in listing.validation_table(records):
+            for table in listing.validation_table(records, plain=plain):
                 console.print()
                 listing.print_whole(console, table)
             if said := words_below(folder, group_data(folder)):

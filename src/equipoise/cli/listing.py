@@ -69,16 +69,19 @@ def by_method(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     return found
 
 
-def validation_table(records: Sequence[RunRecord]) -> list[Table]:
+def validation_table(records: Sequence[RunRecord], *, plain: bool = False) -> list[Table]:
     """The table of methods on validation clients, by which one of them may be chosen; none without both splits."""
     from equipoise.report.data.contradictions import judged_on_validation
 
     methods = judged_on_validation(by_method(records))
-    return [] if methods is None else [comparison_table([run for runs in methods.values() for run in runs])]
+    return [] if methods is None else [comparison_table([run for runs in methods.values() for run in runs], plain=plain)]
 
 
-def comparison_table(records: Sequence[RunRecord]) -> Table:
-    """A table of methods: figures of the error ± over seeds, clients trained per round and seconds; the better in bold."""
+def comparison_table(records: Sequence[RunRecord], *, plain: bool = False) -> Table:
+    """A table of methods: figures of the error ± over seeds, clients trained per round and seconds; the better in bold.
+
+    In `plain` text, such as that of a pipe, a star stands for bold.
+    """
     from equipoise.few_clients import few_clients_words
     from equipoise.report.data.over_seeds import FIGURES, figures_of, in_percent, intervals_of, split_words, trivial_name
     from equipoise.report.data.paired import bold_words, figures_by_seed, separated_methods
@@ -101,7 +104,11 @@ def comparison_table(records: Sequence[RunRecord]) -> Table:
     table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     values = figures_by_seed(by_name)
     bold = {key: separated_methods(values[key]) for key in FIGURES}
-    below = f"{bold_words(any(bold.values()), values['mean'])} {remark}".strip()
+    marks = bold_words(any(bold.values()), values["mean"])
+    if plain:
+        marks = marks.replace("Bold:", "*:").replace("Nothing is bold:", "No cell has a *:")
+    below = f"{marks} {remark}".strip()
+    star = (" *", "  ") if plain and any(bold.values()) else ("", "")
     table.caption = Text(below) if below else None
     table.add_column("method", no_wrap=True)
     for heading in ("seeds", "mean", "90th pct.", "worst 10 %", "std. dev.", "trained", "seconds"):
@@ -115,7 +122,9 @@ def comparison_table(records: Sequence[RunRecord]) -> Table:
     for name, row in rows.items():
         seeds = len(by_name[name])
         best = {key: "bold green" if name in bold[key] else "" for key in FIGURES}
-        cells = [Text(spread_text(row[key], seeds, factor, digits), style=best[key]) for key in FIGURES]
+        cells = [
+            Text(spread_text(row[key], seeds, factor, digits) + star[name not in bold[key]], style=best[key]) for key in FIGURES
+        ]
         table.add_row(Text(name), str(seeds), *cells, f"{row['trained'].mean:.1f}", f"{row['seconds'].mean:.1f}")
         add_intervals(name, "error")
         if "shared_mean" in row:

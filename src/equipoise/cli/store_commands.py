@@ -119,12 +119,16 @@ def _for_shell(message: object) -> str:
     """The message, with its advice on kinds and on reading numbers and dates in the form of options."""
     kinds = re.compile(r"kinds=(\{.*?: '(?:number|boolean|category|date|left out)'\})")
     reading = re.compile(r'(?:(?:, )?(?:decimal|thousands|date_format)="[^"]+")+')
-    found = sorted([*kinds.finditer(str(message)), *reading.finditer(str(message))], key=lambda match: match.start())
+    by_column = re.compile(r'decimal=\{"([^"]+)": "([.,])"\} if')
+    patterns = (kinds, reading, by_column)
+    found = sorted((match for each in patterns for match in each.finditer(str(message))), key=lambda match: match.start())
     cures = []
     for match in found:
         if match.re is kinds:
             pairs = ast.literal_eval(match[1]).items()
             cures.append(" ".join(_option(*pair) for pair in pairs))
+        elif match.re is by_column:
+            cures.append(f"--set {shlex.quote(f'decimal.{match[1]}={match[2]}')}")
         else:
             named = re.findall(r'(\w+)="([^"]+)"', match[0])
             cures.append(" ".join(f"--set {shlex.quote('='.join(pair))}" for pair in named))

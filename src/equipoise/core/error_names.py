@@ -14,6 +14,7 @@ _KNOWN = {
     "squared_error": SQUARED, "mse_loss": SQUARED, "MSELoss": SQUARED,
     "absolute_error": ABSOLUTE, "l1_loss": ABSOLUTE, "L1Loss": ABSOLUTE,
 }  # fmt: skip
+_ABBREVIATIONS = ("mae", "mse", "rmse", "mape")
 _MEANT = {
     ZERO_ONE: "the share of a client's examples that the model gets wrong",
     SQUARED: "(prediction − {target})², averaged over a client's examples",
@@ -35,7 +36,8 @@ def error_name(error: Callable[..., Any], model: str = "") -> str:
         return f"{model}.{name}"
     if name == "<lambda>":
         return "own error"
-    return _KNOWN.get(name) or name.strip("_").replace("_", " ")
+    words = name.strip("_").replace("_", " ")
+    return _KNOWN.get(name) or (words.upper() if words in _ABBREVIATIONS else words)
 
 
 def error_words(name: str, target: str = "") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import date, timedelta
 from typing import Literal
 
 import numpy as np
@@ -12,7 +13,10 @@ from equipoise.data.column_kinds import numbers_of_kind
 from equipoise.data.table_column import Kind, TableColumn, shown_names, sorted_names
 from equipoise.errors import InvalidData, notify, require
 
+_CALENDAR = 700_000  # days from 1970 that Python's dates hold in either direction
 OTHER, MISSING = 0, 1  # codes of an embedded column; its categories follow
+
+AS_ASKED = "as asked"  # the note of a column that the user leaves out
 
 Becomes = Literal["scaled", "one-hot", "codes", "left out"]
 
@@ -131,10 +135,19 @@ class ColumnRule:
         known = {name: code for code, name in enumerate(self.categories, MISSING + 1)}
         return np.array([MISSING, *(known.get(name, OTHER) for name in names)])[places + 1], set(names).difference(known)
 
+    @property
+    def _is_day(self) -> bool:
+        """Whether values are days since 1970-01-01 that a calendar has; times of day lie in [0, 1)."""
+        return self.kind == "date" and not 0 <= self.median < 1 and abs(self.mean) < _CALENDAR and abs(self.median) < _CALENDAR
+
+    def _shown(self, value: float) -> str:
+        """A number of the column as text; a date as people write it."""
+        return f"{date(1970, 1, 1) + timedelta(days=value)}" if self._is_day else f"{value:g}"
+
     def describe(self) -> tuple[str, str, str, str]:
         """The rule in four texts: the column's name, its kind, what it becomes, and the numbers of training that it goes by."""
         if self.becomes == "left out":
-            return self.name, self.kind, "left out", self.note
+            return self.name, "–" if self.note == AS_ASKED else self.kind, "left out", self.note  # nobody looked at its values
         listed = shown_names([repr(each) if each in ("missing", "other") else each for each in self.categories])
         if self.becomes == "codes":
             return self.name, self.kind, f"codes 0 … {self.codes - 1}", f"0 other, 1 missing, {listed}"
@@ -142,6 +155,7 @@ class ColumnRule:
         becomes = f"{count} number{'s' if count > 1 else ''}"
         if self.becomes == "one-hot":
             return self.name, self.kind, becomes, listed + (", missing" if self.indicator else "; missing: all 0")
-        filled = f"missing: {self.median:g}" + (" and an indicator" if self.indicator else "")
-        scale = "" if self.kind == "boolean" else f"mean {self.mean:g}, deviation {self.deviation:g}; "
+        filled = f"missing: {self._shown(self.median)}" + (" and an indicator" if self.indicator else "")
+        days = " days" if self._is_day else ""
+        scale = "" if self.kind == "boolean" else f"mean {self._shown(self.mean)}, deviation {self.deviation:g}{days}; "
         return self.name, self.kind, becomes, scale + filled

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv as csv_module
 import re
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,14 @@ from equipoise.data.file_access import PathLike
 from equipoise.data.leading_zeros import columns_with_zeros, may_begin_with_zero, numeric_columns
 from equipoise.data.row_places import RowPlaces, record_lines
 from equipoise.data.table_files import CSV_NAMES, TableFiles, existing_path, files_of, require_column_name
-from equipoise.data.written_values import batch_with_numbers, checked_spelling, grouped_numbers, with_numbers
+from equipoise.data.written_values import (
+    batch_with_numbers,
+    checked_decimal,
+    checked_spelling,
+    grouped_numbers,
+    read_as_text,
+    with_numbers,
+)
 from equipoise.errors import InvalidData, InvalidParameter, notify, require
 
 _MOST_BYTES = 2**31 - 1  # of a block of a CSV file
@@ -30,8 +37,8 @@ _HEADER_BYTES = 1 << 16  # that are looked at for another delimiter
 
 
 def read_csv(
-    path: PathLike, *, client: str, delimiter: str, decimal: str, encoding: str, missing: Sequence[str], thousands: str = "",
-    date_format: str = "", text: Sequence[str] = (),
+    path: PathLike, *, client: str, delimiter: str, decimal: str | Mapping[str, str], encoding: str, missing: Sequence[str],
+    thousands: str = "", date_format: str = "", text: Sequence[str] = (),
 ) -> Any:  # fmt: skip
     """A CSV file, also compressed, as an Arrow table. Types come from all rows; empty cells and NA, NaN, null are missing.
     Columns `text` stay text, and so do those with a number that begins with 0, such as the postcode 01234. The metadata of the
@@ -44,7 +51,8 @@ def read_csv(
 
     require_column_name("client", client)
     file = existing_path(path)
-    types = dict.fromkeys((client, *text), pa.string())
+    checked_decimal(decimal, delimiter)
+    types = dict.fromkeys((client, *text, *read_as_text(decimal)), pa.string())
     options = _csv_options(delimiter, decimal, encoding, missing, thousands, date_format, column_types=types)
     try:
         with _opened_csv(file, encoding) as stream:
@@ -113,14 +121,14 @@ def _opened_csv(file: Path, encoding: str) -> Any:
 
 
 def _csv_options(
-    delimiter: str, decimal: str, encoding: str, missing: Sequence[str], thousands: str = "", date_format: str = "", *,
-    of_clients: bool = False, **convert: Any,
+    delimiter: str, decimal: str | Mapping[str, str], encoding: str, missing: Sequence[str], thousands: str = "",
+    date_format: str = "", *, of_clients: bool = False, **convert: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """The options of Arrow's reader of CSV files; one thread, so that errors name the line."""
     from pyarrow import csv
 
     require(isinstance(delimiter, str) and len(delimiter) == 1, "delimiter", "must be one character", delimiter)
-    require(decimal in (".", ",") and decimal != delimiter, "decimal", 'must be "." or ",", and not the delimiter', decimal)
+    checked_decimal(decimal, delimiter)
     good = isinstance(missing, Sequence | Set) and not isinstance(missing, str) and all(isinstance(m, str) for m in missing)
     require(good, "missing", "must be a list of texts", missing, 'E.g. missing=["?", "-99"].')
     require(isinstance(encoding, str), "encoding", "must be the name of an encoding", encoding, 'E.g. "latin-1".')
@@ -131,7 +139,9 @@ def _csv_options(
         "".encode(encoding)
     except LookupError:
         raise InvalidParameter("encoding", "must be an encoding that Python knows", encoding, 'E.g. "latin-1".') from None
-    options = csv.ConvertOptions(strings_can_be_null=True, decimal_point=decimal, **convert)
+    options = csv.ConvertOptions(
+        strings_can_be_null=True, decimal_point=decimal if isinstance(decimal, str) else ".", **convert
+    )
     options.null_values = [*(each for each in options.null_values if not of_clients or each != "NA"), *missing]
     return {
         "read_options": csv.ReadOptions(use_threads=False, encoding=encoding, block_size=_BLOCK_BYTES),
@@ -205,8 +215,8 @@ def _wrong_encoding(path: PathLike, what: str, encoding: str) -> InvalidData:
 
 
 def csv_files(
-    path: PathLike, *, client: str, delimiter: str, decimal: str, encoding: str, missing: Sequence[str], thousands: str = "",
-    date_format: str = "",
+    path: PathLike, *, client: str, delimiter: str, decimal: str | Mapping[str, str], encoding: str, missing: Sequence[str],
+    thousands: str = "", date_format: str = "",
 ) -> TableFiles:  # fmt: skip
     """A CSV file, or all those in a folder. Types come from all rows: they are read once, and again from a row that differs.
 
@@ -217,7 +227,8 @@ def csv_files(
 
     require_column_name("client", client)
     files = files_of(path, *CSV_NAMES)
-    types: dict[str, Any] = {client: pa.string()}
+    checked_decimal(decimal, delimiter)
+    types: dict[str, Any] = dict.fromkeys((client, *read_as_text(decimal)), pa.string())
     grouped: dict[str, Any] = {}  # the types of columns of numbers with separators of thousands
     places = RowPlaces(tuple(map(str, files)), delimiter, encoding)
 
@@ -266,8 +277,9 @@ def csv_files(
         types |= dict.fromkeys(numeric, pa.string())
         zeros = columns_with_zeros(batches(numeric), numeric)
         types |= {name: of for name, of in numbers.items() if name not in zeros}
-    if thousands:
-        texts = [name for name, of in types.items() if of == pa.string() and name != client]
+    own = read_as_text(decimal)
+    if thousands or own:
+        texts = [name for name, of in types.items() if of == pa.string() and name != client and (thousands or name in own)]
         grouped |= grouped_numbers(batches(None), texts, decimal, thousands)
     size = sum(file.stat().st_size * (_COMPRESSION if file.suffix == ".gz" else 1) for file in files)
     metadata = read_by(files, zeros, delimiter, decimal, encoding, missing, thousands, date_format)

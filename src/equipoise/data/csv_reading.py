@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.data.row_places import RowPlaces
+from equipoise.data.written_values import decimal_of
 
 _READ_BY = "equipoise csv"  # the key of the metadata of a table that was a CSV file
 _FILES = "equipoise csv files"  # the key of their names
 _ZEROS = "equipoise leading zeros"  # the key of the columns that are text because numbers in them begin with 0
 _KEPT = "equipoise kept rows"  # the key of a bit for each row that a table had, 1 for those that it still has
+Reading = str | tuple[str, ...] | dict[str, str]  # the value of an option: a text, several, or one for each of some columns
 CSV_DEFAULTS: dict[str, Any] = {
     "delimiter": ",", "decimal": ".", "encoding": "utf-8", "missing": (), "thousands": "", "date_format": "",
 }  # fmt: skip
@@ -25,7 +27,10 @@ def read_by(files: Iterable[Any], zeros: Iterable[str], *options: Any) -> dict[s
 
     `zeros` names the columns that are text because numbers in them begin with 0.
     """
-    given = (sorted(each) if name == "missing" else each for name, each in zip(CSV_DEFAULTS, options, strict=True))
+    given = (
+        sorted(each) if name == "missing" else dict(each) if isinstance(each, Mapping) else each
+        for name, each in zip(CSV_DEFAULTS, options, strict=True)
+    )
     return {
         _READ_BY: json.dumps(dict(zip(CSV_DEFAULTS, given, strict=True))),
         _FILES: json.dumps([str(file) for file in files]),
@@ -65,13 +70,15 @@ def places_of(table: Any) -> RowPlaces:
     return RowPlaces(tuple(json.loads(found.get(_FILES, "[]"))), options["delimiter"], options["encoding"], kept)
 
 
-def spelling_of(table: Any) -> dict[str, str] | None:
-    """The options by which numbers and dates of a CSV file were read; None for a table that was none."""
+def spelling_of(table: Any, column: str = "") -> dict[str, str] | None:
+    """The options by which numbers and dates in a column of a CSV file were read; None for a table that was none."""
     options = _options_of(table)
-    return None if options is None else {name: options[name] for name in ("decimal", "thousands", "date_format")}
+    if options is None:
+        return None
+    return {name: options[name] for name in ("thousands", "date_format")} | {"decimal": decimal_of(options["decimal"], column)}
 
 
-def reading_of(table: Any) -> tuple[tuple[str, str | tuple[str, ...]], ...]:
+def reading_of(table: Any) -> tuple[tuple[str, Reading], ...]:
     """The options by which a CSV file was read and that are not the usual ones, each with its value."""
     options = {name: tuple(value) if name == "missing" else value for name, value in (_options_of(table) or {}).items()}
     return tuple((name, value) for name, value in options.items() if value != CSV_DEFAULTS[name])

@@ -32,6 +32,7 @@ from equipoise.data.splits import How, tell_of_untested
 from equipoise.data.table_column import Kind, TableColumn
 from equipoise.data.table_files import parquet_files, require_column_name
 from equipoise.data.target_rule import TargetKind
+from equipoise.data.written_values import refuse_unknown_columns
 from equipoise.errors import InvalidData, InvalidParameter, notify, require, require_integer, unknown_name
 
 PARTS = ("train", "validation", "test")
@@ -146,7 +147,7 @@ def csv(
     client: str,
     target: str,
     delimiter: str = ",",
-    decimal: str = ".",
+    decimal: str | Mapping[str, str] = ".",
     encoding: str = "utf-8",
     missing: Sequence[str] = (),
     thousands: str = "",
@@ -158,8 +159,10 @@ def csv(
 
     Empty cells and NA, N/A, NaN, null and the like are missing; `missing` names more spellings, such as "?". The column
     `client` is read as text: 007 and 7 are two clients, 7 and 7.0 are the same, and NA is a client, too. Numbers are written
-    as 1005.5, or with `decimal=","` as 1005,5, or with `thousands="."`, too, as 1.005,5. Dates are written as 2026-11-16, or
-    as `date_format` says ("%d.%m.%Y" for 16.11.2026). The name of the data is that of the file, unless given.
+    as 1005.5, or with `decimal=","` as 1005,5, or with `thousands="."`, too, as 1.005,5. `decimal={"price": ","}` is for
+    a file in which some columns have a comma and others a point. Cells with a comma are quoted if that is the delimiter.
+    Dates are written as 2026-11-16, or as `date_format` says ("%d.%m.%Y" for 16.11.2026). The name of the data is that of the
+    file, unless given.
 
     Source: your own file.
     """
@@ -168,6 +171,7 @@ def csv(
         path, client=client, delimiter=delimiter, decimal=decimal, encoding=encoding, missing=missing, thousands=thousands,
         date_format=date_format,
     )  # fmt: skip
+    refuse_unknown_columns(decimal, table.column_names)
     return from_frame(table, client=client, target=target, name=name or Path(path).stem, **options)
 
 

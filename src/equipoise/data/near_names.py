@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from equipoise.data.clients import prefix
 from equipoise.data.schema import Schema
@@ -19,24 +19,22 @@ def _without_capitals(name: str) -> str:
     return _without_spaces(name).casefold()
 
 
-def _pair_that_looks_alike(names: Iterable[str], plain: Callable[[str], str]) -> tuple[str, str] | None:
-    """The first two names that are one after `plain`."""
+def _pair_that_looks_alike(names: Iterable[str]) -> tuple[str, str] | None:
+    """The first two names that are one without spaces, accents written otherwise and capitals."""
     known: dict[str, str] = {}
     for name in names:
-        if (other := known.setdefault(plain(name), name)) != name:
+        if (other := known.setdefault(_without_capitals(name), name)) != name:
             return other, name
     return None
 
 
 def tell_of_similar(schema: Schema, clients: Iterable[str], client: str, source: str) -> None:
-    """Give a notice for each column of a table in which two clients, categories or classes look alike.
-
-    Of clients and categories only spaces and accents count: identifiers may differ by capitals.
-    """
-    found = {(client, "clients"): _pair_that_looks_alike(clients, _without_spaces)}
-    found |= {(rule.name, "categories"): _pair_that_looks_alike(rule.categories, _without_spaces) for rule in schema.columns}
-    found[schema.target.name, "classes"] = _pair_that_looks_alike(schema.target.classes, _without_capitals)
-    for (name, what), pair in found.items():
-        if pair is not None:
-            text = f"{prefix(source)}column {name!r} holds {pair[0]!a} and {pair[1]!a}, which look alike"
+    """Give a notice for each column of a table in which two clients, categories or classes look alike."""
+    columns = {(client, "clients"): clients} | {(rule.name, "categories"): rule.categories for rule in schema.columns}
+    columns[schema.target.name, "classes"] = schema.target.classes
+    for (name, what), names in columns.items():
+        if (pair := _pair_that_looks_alike(names)) is not None:
+            same = _without_spaces(pair[0]) == _without_spaces(pair[1])  # then the eye sees no difference
+            first, second = map(ascii if same else repr, pair)
+            text = f"{prefix(source)}column {name!r} holds {first} and {second}, which look alike"
             notify(f"{text}. They are two {what}. If they are one, write them alike.")

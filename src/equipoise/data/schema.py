@@ -20,8 +20,8 @@ from equipoise.core.fingerprints import NO_PART_OF_FINGERPRINT
 from equipoise.data.arrow_tables import arrow_table, check_names
 from equipoise.data.clients import prefix
 from equipoise.data.column_kinds import checked_kinds, usual_kind
-from equipoise.data.column_rule import ColumnRule
-from equipoise.data.csv_reading import reading_of
+from equipoise.data.column_rule import AS_ASKED, ColumnRule
+from equipoise.data.csv_reading import Reading, reading_of
 from equipoise.data.file_access import PathLike
 from equipoise.data.identifiers import tell_of_identifier
 from equipoise.data.leading_zeros import as_numbers
@@ -54,7 +54,7 @@ class Schema:
 
     columns: tuple[ColumnRule, ...]
     target: TargetRule
-    reading: tuple[tuple[str, str | tuple[str, ...]], ...] = field(default=(), compare=False, metadata=NO_PART_OF_FINGERPRINT)
+    reading: tuple[tuple[str, Reading], ...] = field(default=(), compare=False, metadata=NO_PART_OF_FINGERPRINT)
     zeros_as_text: bool = field(default=False, compare=False, metadata=NO_PART_OF_FINGERPRINT)
     client: str = field(default="", compare=False, metadata=NO_PART_OF_FINGERPRINT)
 
@@ -118,7 +118,7 @@ class Schema:
             refused = failure
         for name in inputs:  # one at a time: the columns of files on disk need not fit into memory together
             if asked.get(name) == "left out":
-                rules.append(ColumnRule(name, "category", "left out", note="as asked"))
+                rules.append(ColumnRule(name, "category", "left out", note=AS_ASKED))
                 continue
             column = TableColumn.of(table, name, source)
             first = bool(name) or table.column_names[0] == name  # pandas writes an index first, without a name
@@ -147,6 +147,11 @@ class Schema:
         if answer is None or all(rule.becomes == "left out" for rule in rules):
             raise InvalidData(f"{source}: no column is left as an input; those that are there are left out or constant.")
         return cls(tuple(rules), answer, reading_of(table), zeros_as_text=True, client=client or "")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns that the target is predicted from, in order."""
+        return tuple(rule.name for rule in self.columns if rule.becomes != "left out")
 
     @property
     def feature_names(self) -> tuple[str, ...]:

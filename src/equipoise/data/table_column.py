@@ -47,7 +47,11 @@ class TableColumn:
     @classmethod
     def of(cls, table: Any, name: str, source: str, **more: Any) -> TableColumn:
         """The column of a name of an Arrow table or of TableFiles."""
-        told: dict[str, Any] = {"spelling": spelling_of(table), "places": places_of(table), "zeros": name in zeros_of(table)}
+        told: dict[str, Any] = {
+            "spelling": spelling_of(table, name),
+            "places": places_of(table),
+            "zeros": name in zeros_of(table),
+        }
         return cls(name, table.column(name), source, **told, **more)
 
     def place(self, where: NDArray[Any]) -> str:

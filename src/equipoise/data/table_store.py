@@ -24,6 +24,7 @@ from equipoise.data.store_writer import write_store, write_streams
 from equipoise.data.table_column import Kind, TableColumn
 from equipoise.data.table_files import CSV_NAMES, TableFiles, parquet_files
 from equipoise.data.target_rule import TargetKind
+from equipoise.data.written_values import refuse_unknown_columns
 from equipoise.errors import InvalidData, InvalidParameter
 
 SUFFIXES = ".csv", ".csv.gz", ".parquet"
@@ -53,7 +54,7 @@ def write_table_store(
     target_kind: TargetKind | None = None,
     classes: int | Sequence[str] = 0,
     delimiter: str = ",",
-    decimal: str = ".",
+    decimal: str | Mapping[str, str] = ".",
     encoding: str = "utf-8",
     missing: Sequence[str] = (),
     thousands: str = "",
@@ -84,6 +85,8 @@ def write_table_store(
     else:
         files = parquet_files(source, client) if parquet else csv_files(source, **spelling)
         table = files.read() if files.bytes <= memory else files
+    if not parquet:
+        refuse_unknown_columns(decimal, table.column_names)
     fitting: dict[str, Any] = {"columns": columns, "kinds": kinds, "target_kind": target_kind}
     if not isinstance(table, TableFiles):
         data = from_frame(

@@ -18,6 +18,8 @@ from equipoise.errors import InvalidData, notify, require
 
 _WHICH_KIND = 'Is it a number to predict, or a class? Write target_kind="number" or target_kind="classes".'
 
+_MANY_CLASSES = 10  # whole numbers that are rather an amount than classes, if there are more
+
 TargetKind = Literal["classes", "number"]
 
 
@@ -87,8 +89,12 @@ class TargetRule:
             named = sorted_names([names[code] for code in np.unique(codes[rows])])
             if len(named) < 2:
                 raise InvalidData(f"{column}, the target, {_always(named[0])}, or name all classes: classes=[…].")
-            if kind is None and whole and (len(named) > 100 or 10 < len(named) > len(rows) / 2):
+            if kind is None and whole and (len(named) > 100 or _MANY_CLASSES < len(named) > len(rows) / 2):
                 raise InvalidData(f"{column} holds {len(named)} different whole numbers. {_WHICH_KIND}")
+            if kind is None and whole and len(named) > _MANY_CLASSES:
+                text = f"{column}, the target, holds {len(named)} different whole numbers, {named[0]} … {named[-1]}, "
+                text += "which are taken for classes without an order"
+                notify(f'{text}. If it is a number to predict, write target_kind="number". If not: target_kind="classes".')
         return cls(column.name, "classes", named)
 
     def values_of(self, column: TableColumn) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from equipoise.errors import require
+from equipoise.errors import nearest_name, require
 
 _MOST = 1000  # texts of a column that are looked at for an advice
 _NUMBERS = ((".", ""), (",", ""), (".", ","), (",", "."), (".", "'"), (".", " "), (",", " "), (",", "'"))  # decimal, thousands
@@ -21,11 +22,31 @@ _MINUS = "\u2212"  # the minus sign, which is no hyphen
 _WITH_SIGN = re.compile(rf"[-+{_MINUS}]?(?P<before>\d*)(?P<groups>([.,' ]\d{{3}})*)(?P<sign>[.,])(?P<after>\d+)([eE][-+]?\d+)?")
 
 
-def checked_spelling(decimal: str, thousands: str, date_format: str) -> None:
+def decimal_of(decimal: str | Mapping[str, str], column: str) -> str:
+    """The decimal sign of a column: one for all, or those of some columns by name and a point for the others."""
+    return decimal if isinstance(decimal, str) else decimal.get(column, ".")
+
+
+def checked_decimal(decimal: str | Mapping[str, str], delimiter: str) -> None:
+    """Refuse a decimal sign that is no point or comma. A comma may be the delimiter, too: cells that hold it are quoted."""
+    each = decimal.values() if isinstance(decimal, Mapping) else [decimal]
+    good = all(isinstance(sign, str) and sign in (".", ",") and (sign == "," or sign != delimiter) for sign in each)
+    rule = 'must be "." or ",", or one of these by the name of a column, and no point if that is the delimiter'
+    require(good, "decimal", rule, decimal, 'E.g. decimal=",", or decimal={"price": ","} if other columns have a point.')
+
+
+def refuse_unknown_columns(decimal: str | Mapping[str, str], names: Sequence[str]) -> None:
+    """Refuse a decimal sign of a column that a table does not have."""
+    for column in decimal if isinstance(decimal, Mapping) else ():
+        require(column in names, "decimal", "must name columns of the file", column, nearest_name(column, names))
+
+
+def checked_spelling(decimal: str | Mapping[str, str], thousands: str, date_format: str) -> None:
     """Refuse a separator of thousands that is no single sign beside the decimal one, and a format that names no date."""
     good = isinstance(thousands, str) and len(thousands) <= 1 and not thousands.isalnum() and thousands not in ("-", "+")
     fix = 'E.g. thousands="." with decimal="," for 2.980,44.'
-    require(good and thousands != decimal, "thousands", "must be one sign, and not that of decimals", thousands, fix)
+    signs = [decimal] if isinstance(decimal, str) else [".", *decimal.values()]
+    require(good and thousands not in signs, "thousands", "must be one sign, and not that of decimals", thousands, fix)
     fix = 'E.g. "%d.%m.%Y" for 25.09.2024, or leave it out for 2024-09-25.'
     require(isinstance(date_format, str) and (not date_format or _is_format(date_format)), "date_format",
             "must be a format of strptime with a day, a month and a year", date_format, fix)  # fmt: skip
@@ -44,12 +65,12 @@ def _is_format(text: str) -> bool:
 
 
 def without_thousands(values: Any, decimal: str, thousands: str) -> Any:
-    """Text, an Arrow column, as the numbers that it is with separators of thousands; None if one of them is no number."""
+    """Text, an Arrow column, as the numbers that it is with separators of thousands, if any; None if one is no number."""
     import pyarrow as pa
     from pyarrow import compute
 
     texts = compute.utf8_trim_whitespace(values)
-    if thousands in _SPACES:
+    if thousands and thousands in _SPACES:
         texts = compute.replace_substring_regex(texts, "[\u00a0\u202f]", " ")
         thousands = " "
     pattern = _pattern(decimal, thousands)
@@ -57,7 +78,8 @@ def without_thousands(values: Any, decimal: str, thousands: str) -> Any:
         return None
     if compute.any(compute.match_substring_regex(texts, r"^0\d")).as_py():  # codes, such as 01234
         return None
-    plain = compute.replace_substring(compute.replace_substring(texts, thousands, ""), decimal, ".")
+    plain = compute.replace_substring(texts, thousands, "") if thousands else texts
+    plain = compute.replace_substring(plain, decimal, ".")
     for of in (pa.int64(), pa.float64()):
         try:
             return plain.cast(of)
@@ -66,19 +88,27 @@ def without_thousands(values: Any, decimal: str, thousands: str) -> Any:
     return None
 
 
-def with_numbers(table: Any, decimal: str, thousands: str, *, but: Sequence[str]) -> Any:
+def read_as_text(decimal: str | Mapping[str, str]) -> list[str]:
+    """The columns with a decimal sign of their own, which Arrow reads as text first."""
+    return [] if isinstance(decimal, str) else [name for name, sign in decimal.items() if sign != "."]
+
+
+def with_numbers(table: Any, decimal: str | Mapping[str, str], thousands: str, *, but: Sequence[str]) -> Any:
     """An Arrow table whose columns of text are numbers where all of their texts are, but for the columns `but`."""
     from pyarrow.types import is_string
 
-    for place, field in enumerate(table.schema) if thousands else ():
-        if is_string(field.type) and field.name not in but:
-            found = without_thousands(table.column(place), decimal, thousands)
+    own = read_as_text(decimal)
+    for place, field in enumerate(table.schema):
+        if is_string(field.type) and field.name not in but and (thousands or field.name in own):
+            found = without_thousands(table.column(place), decimal_of(decimal, field.name), thousands)
             table = table if found is None else table.set_column(place, field.name, found)
     return table
 
 
-def grouped_numbers(batches: Iterator[Any], texts: Sequence[str], decimal: str, thousands: str) -> dict[str, Any]:
-    """Those of some columns of text that hold numbers with separators of thousands, each with the type of all its numbers."""
+def grouped_numbers(
+    batches: Iterator[Any], texts: Sequence[str], decimal: str | Mapping[str, str], thousands: str
+) -> dict[str, Any]:
+    """Those of some columns of text that hold numbers by these signs, each with the type of all its numbers."""
     import pyarrow as pa
 
     found: dict[str, Any] = {}
@@ -88,7 +118,7 @@ def grouped_numbers(batches: Iterator[Any], texts: Sequence[str], decimal: str, 
             values = batch.column(name)
             if values.null_count == len(values):
                 continue
-            numbers = without_thousands(values, decimal, thousands)
+            numbers = without_thousands(values, decimal_of(decimal, name), thousands)
             if numbers is None:
                 left.discard(name)
             elif found.get(name) != pa.float64():
@@ -96,14 +126,14 @@ def grouped_numbers(batches: Iterator[Any], texts: Sequence[str], decimal: str, 
     return {name: of for name, of in found.items() if name in left}
 
 
-def batch_with_numbers(batch: Any, grouped: dict[str, Any], decimal: str, thousands: str) -> Any:
+def batch_with_numbers(batch: Any, grouped: dict[str, Any], decimal: str | Mapping[str, str], thousands: str) -> Any:
     """A record batch with numbers in the columns that `grouped` has a type of."""
     import pyarrow as pa
 
     arrays = []
     for name, values in zip(batch.schema.names, batch.columns, strict=True):
         if name in grouped:
-            numbers = without_thousands(values, decimal, thousands)
+            numbers = without_thousands(values, decimal_of(decimal, name), thousands)
             values = pa.nulls(len(values), grouped[name]) if numbers is None else numbers.cast(grouped[name])
         arrays.append(values)
     return pa.record_batch(arrays, names=batch.schema.names) if grouped else batch
@@ -169,6 +199,10 @@ def reading_advice(what: str, name: str, texts: Sequence[str], given: Mapping[st
     if not ways:
         return ""
     choice = ways[0] if len(ways) == 1 else f"{', or '.join(ways)}, whichever is meant"
+    if given is not None and ways == ['decimal="."']:  # the other columns may be read already by the comma that was given
+        return 'It has a point. Name the columns with a comma instead, as in decimal={"NAME": ","}; the others have a point.'
+    if given is not None and ways == ['decimal=","']:
+        return f'Give {choice}, or decimal={{{json.dumps(name, ensure_ascii=False)}: ","}} if other columns have a point.'
     if given is not None:
         return f"Give {choice}."
     if what == "date":

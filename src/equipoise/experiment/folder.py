@@ -247,12 +247,15 @@ def _read_records(path: str | Path) -> list[RunRecord]:
             raise ConfigError(f"{folder.rounds} does not hold each of the {done} rounds once: the log is damaged.")
     first = next(iter(histories.values()))
     rounds = first.stopped.rounds if first.stopped is not None else rounds
+    from equipoise.data.schema import Schema
+
     described = json.dumps(read_toml(folder.config).get("data", {}), sort_keys=True, default=str)  # also the seed of the data
     record = RunRecord(
         name=name, algorithm=config.algorithm(), seed=config.train.seed, clients=clients, rounds=rounds,
         history=first, clients_per_round=config.train.clients_per_round, epsilon=spent, privacy=table,
         sampled=_sample_sizes(end.get("sampled")), seconds=end["seconds"], data=end["data"], error_is_loss=end["error_is_loss"],
         data_version=end.get("data_version") or described, error_name=end.get("error_name", ""), target=end.get("target", ""),
+        inputs=Schema.load(folder.schema).inputs if folder.schema.is_file() else (),
     )  # fmt: skip
     if not is_family:
         return [record]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
-from equipoise.core.trees import select
 from equipoise.core.words import counted
+from equipoise.data.client_predictions import predict_by_client
 from equipoise.data.csv_reading import CSV_DEFAULTS
 from equipoise.data.new_rows import read_columns, read_rows
 from equipoise.data.row_predictions import predicted_columns
@@ -97,36 +96,15 @@ def _by_client(
     own: SavedPersonalModels, shared: nn.Module, inputs: Any, schema: Schema, column: TableColumn
 ) -> tuple[dict[str, Any], str]:
     """The predictions of each row by its client's own model, or else by the shared one; and in words, how many by which."""
-    codes, names = column.names()
-    order = np.argsort(codes, kind="stable")
-    groups = {names[code]: rows for code, rows in _groups(codes, order) if code >= 0}
-    others = [client for client in groups if client not in own]
-    served = {client: rows for client, rows in groups.items() if client in own}
-    done = sum(map(len, served.values()))
-    answer: dict[str, Any] = {}
-
-    def predict(model: nn.Module, rows: NDArray[np.int64]) -> None:
-        found = predicted_columns(model, select(inputs, torch.from_numpy(rows)), schema.target)
-        for name, values in found.items():
-            answer.setdefault(name, np.full(len(codes), np.nan))[rows] = values
-
-    if done < len(codes):
-        predict(shared, np.setdiff1d(order, np.concatenate([order[:0], *served.values()])))
-    for client, rows in served.items():
-        predict(own.model(client), rows)
-    said = f"{counted(done, 'row')} of {counted(len(served), 'client')} predicted by the clients' own models, "
-    said += f"{counted(len(codes) - done, 'row')} by the shared model"
-    if others:
-        said += f"; without an own model: {counted(len(others), 'client')} ({shown_names(others)})"
-    if blank := int((codes < 0).sum()):
-        said += f"; without a client: {counted(blank, 'row')}"
-    return answer, f"{said}."
-
-
-def _groups(codes: NDArray[np.int64], order: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Each code with its rows; `order` sorts the codes."""
-    for rows in np.split(order, np.flatnonzero(np.diff(codes[order])) + 1):
-        yield int(codes[rows[0]]), rows
+    found = predict_by_client(own.model, own, shared, inputs, schema, column)
+    done = int(found.by_own.sum())
+    said = f"{counted(done, 'row')} of {counted(len(found.served), 'client')} predicted by the clients' own models, "
+    said += f"{counted(len(found.by_own) - done, 'row')} by the shared model"
+    if found.others:
+        said += f"; without an own model: {counted(len(found.others), 'client')} ({shown_names(found.others)})"
+    if found.without_client:
+        said += f"; without a client: {counted(found.without_client, 'row')}"
+    return found.columns, f"{said}. {own.worse}".rstrip()
 
 
 def _by_shared(folder: RunFolder, rows: Path, own: SavedPersonalModels | None, named: str, *, shared: bool) -> str:

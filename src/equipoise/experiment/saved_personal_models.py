@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from equipoise.client_table import ClientTable
+from equipoise.client_table import ClientTable, own_models_worse
 from equipoise.core.task import Task
 from equipoise.core.words import counted
+from equipoise.data.client_predictions import predicted_table
 from equipoise.data.schema import Schema
 from equipoise.errors import ConfigError, InvalidParameter, require
 from equipoise.experiment.config_tables import read_toml
@@ -24,8 +25,11 @@ from equipoise.experiment.run_model import filled_copy, is_own_of_python, model_
 class SavedPersonalModels:
     """The clients' own models of a finished run, by client; `read_personal_models` reads them from the run's folder."""
 
-    def __init__(self, ids: tuple[str, ...], rows: Any, shared: nn.Module) -> None:
+    def __init__(
+        self, ids: tuple[str, ...], rows: Any, shared: nn.Module, schema: Schema | None = None, worse: str = ""
+    ) -> None:
         self._ids, self._rows, self._shared, self._task = ids, rows, shared, Task.of(shared)
+        self._schema, self._worse = schema, worse
         self._places = {client: place for place, client in enumerate(ids)}
 
     @property
@@ -35,6 +39,20 @@ class SavedPersonalModels:
 
     def __len__(self) -> int:
         return len(self._ids)
+
+    @property
+    def worse(self) -> str:
+        """A sentence on the clients for which the run found their own models worse than the shared one; empty for none."""
+        return self._worse
+
+    def predict(self, frame: Any, *, client: str | None = None) -> Any:
+        """What models say about each row of a table: its client's own model, or the shared one if the client has none.
+
+        The columns are those of `Schema.predict`. A last column, "predicted by", says "own model" or "shared model". `frame`
+        is a table, or the path of a CSV or Parquet file. `client` names the column that says whose a row is, None that of
+        training. The run's data must be a table.
+        """
+        return predicted_table(frame, self.model, self, self._shared, self._schema, client)
 
     def __contains__(self, client: object) -> bool:
         return client in self._places
@@ -104,7 +122,7 @@ def own_models_of(run: RunFolder, shared: nn.Module) -> SavedPersonalModels:
     refuse_damaged_files(run, {name: checksum for name, checksum in checksums.items() if name in stored})
     try:
         rows = np.load(run.personal, mmap_mode="r", allow_pickle=False)
-        ids = _ids(run)
+        clients, ids = ClientTable.from_parquet(run.clients), _ids(run)
     except (OSError, ValueError, EOFError, KeyError) as failure:  # pyarrow's errors are of these kinds
         raise ConfigError(f"The own models in {run.path} cannot be read: {failure}. Run it anew.") from failure
     width = Task.of(shared).width
@@ -118,7 +136,9 @@ def own_models_of(run: RunFolder, shared: nn.Module) -> SavedPersonalModels:
             f"{run.personal} holds own models of {counted(len(rows), 'client')}, but {len(ids)} clients are named in the "
             f"folder. With evaluate_clients, {run.personal_ids.name} names them; version 0.1 did not write it. Run it anew."
         )
-    return SavedPersonalModels(ids, rows, shared)
+    judged = next(split for split in ("test", "validation", "train") if split in clients.split)
+    schema = Schema.load(run.schema) if run.schema.is_file() else None
+    return SavedPersonalModels(ids, rows, shared, schema, own_models_worse(clients, judged))
 
 
 def _ids(run: RunFolder) -> tuple[str, ...]:

@@ -52,6 +52,7 @@ class ExperimentRuns:
     precision: str = "float32"
     processes: int | None = None  # of the simulator; None: as many as are fastest
     chosen: Mapping[str, float] | None = None  # the rate of each method, if it was chosen on validation examples
+    options: str = ""  # of the command, such as " --seeds 3", as far as they change results
 
     @property
     def engine(self) -> Simulator:
@@ -90,7 +91,7 @@ class ExperimentRuns:
             self.warn_of_duration(missing[0], len(missing), lr)
         done, made = 0, self.make_here(missing, lr, limit) if ray is None else make_on_cluster(self, missing, lr, limit, ray)
         for done, run in enumerate(made, start=1):
-            figures = ", ".join(f"{self.entry.figures[f].title} {v:.2f}" for f, v in run.get("figures", {}).items())
+            figures = ", ".join(f"{self.entry.figures[f].title} {v:z.2f}" for f, v in run.get("figures", {}).items())
             what, where = figures or run["failed"], f", {run['node']}" if "node" in run else ""
             self.say(f"{done}/{len(missing)} {run['method']}, seed {run['seed']}: {what} ({run['seconds']:.0f} s{where})")
         if done < len(missing):
@@ -130,7 +131,7 @@ class ExperimentRuns:
             raise ConfigError(f"{self.out / 'runs'} holds no run with these settings.")
         rate, tuned = lr or self.entry.solver.lr, lr is not None
         reproduction = Reproduction(
-            self.entry, self.scale_name, self.scale, tuple(self.seeds), rate, tuned, rows, seconds, self.chosen
+            self.entry, self.scale_name, self.scale, tuple(self.seeds), rate, tuned, rows, seconds, self.chosen, self.options
         )
         text = reproduction.markdown()
         write_json(self.out / "result.json", reproduction.record(), indent=1)

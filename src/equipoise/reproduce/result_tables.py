@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ import torch
 
 from equipoise.core.version import VERSION
 from equipoise.report.data.over_seeds import Spread
-from equipoise.report.data.paired import LEAST_SEEDS, NO_SPREAD, RULE, paired
+from equipoise.report.data.paired import LEAST_SEEDS, NO_SPREAD, RULE, interval_text, paired
 from equipoise.reproduce.entry import Claim, Experiment, Scale
 from equipoise.reproduce.published import PublishedTable, table
 
@@ -78,6 +79,7 @@ class Reproduction:
     rows: Mapping[str, Mapping[int, Mapping[str, Any]]]  # method → seed → the run; some may be missing
     seconds: float  # of this call
     chosen: Mapping[str, float] | None = None  # the rate of each method, if it was chosen on validation examples
+    options: str = ""  # of the command, such as " --seeds 3", as far as they change results
 
     @property
     def runs(self) -> list[Mapping[str, Any]]:
@@ -158,10 +160,9 @@ class Reproduction:
         return lines
 
     def verdict(self, claim: Claim) -> str:
-        """A sentence on whether a published claim holds, does not hold, or is undecided, by `RULE`.
+        """A sentence on whether a published claim holds, "yes", "no" or "undecided" by `RULE`, with the 95 % interval.
 
-        It is over the seeds in which both methods finished. A claim of "lower" does not hold if the method is higher, or equal
-        in every one of 3 seeds or more.
+        It is over the seeds in which both methods finished. A claim of "lower" does not hold if the method is higher.
         """
         title = self.entry.figures[claim.figure].title
         lower, higher = (self.values(method, claim.figure) for method in (claim.lower, claim.higher))
@@ -169,11 +170,12 @@ class Reproduction:
         text = f"{title}: {claim.lower} below {claim.higher} ({claim.source})"
         if not found.seeds:
             return f"{text}: no seed in which both finished."
-        equal = "undecided" if found.seeds < LEAST_SEEDS else "does not hold"
-        word = {"lower": "holds", "higher": "does not hold", "equal": equal, "undecided": "undecided"}[found.verdict]
+        word = {"lower": "yes", "higher": "no", "undecided": "undecided"}[found.verdict]
         digits = self.entry.figures[claim.figure].digits
         word += f" ({NO_SPREAD})" if found.constant and found.seeds >= LEAST_SEEDS else ""
-        return f"{text}: **{word}**. {found.words(claim.higher, lambda value: f'{value:.{digits}f}')}."
+        between = f" 95 % interval {interval_text(found, digits)}." if math.isfinite(found.interval.low) else ""
+        more = f" An interval needs {LEAST_SEEDS} seeds: add --seeds {LEAST_SEEDS}." if found.seeds < LEAST_SEEDS else ""
+        return f"{text}: **{word}**. {found.words(claim.higher, lambda value: f'{value:.{digits}f}')}.{between}{more}"
 
     def stated_claims(self) -> list[Claim]:
         """The published claims whose two methods were run."""
@@ -190,10 +192,11 @@ class Reproduction:
             ("seeds", scale.seeds, paper.seeds),
         ):
             if here != there:
-                sentences.append(f"{here} {word if here != 1 else word.removesuffix('s')} instead of {there}.")
+                sentences.append(f"{here} {word if here != 1 else word.removesuffix('s')} instead of the paper's {there}.")
         if entry.paper_clients is not None and (train, test) != entry.paper_clients:
             sentences.append(
-                f"{train} training and {test} test clients instead of {entry.paper_clients[0]} and {entry.paper_clients[1]}."
+                f"{train} training and {test} test clients instead of the paper's {entry.paper_clients[0]} and "
+                f"{entry.paper_clients[1]}."
             )
         if scale.options:
             sentences.append("Data options of this scale: " + ", ".join(f"{k} = {v}" for k, v in scale.options.items()) + ".")
@@ -231,7 +234,7 @@ class Reproduction:
         lines = [
             f"### {entry.name}: {entry.title}",
             "",
-            f"`equipoise reproduce {entry.name} --scale {self.scale_name}{tune}`, {self.dates}, {self.machines}, "
+            f"`equipoise reproduce {entry.name} --scale {self.scale_name}{self.options}{tune}`, {self.dates}, {self.machines}, "
             f"{duration(self.total_seconds)} for {len(self.runs)} runs. {self.scale.rounds} rounds, "
             f"{min(self.scale.clients_per_round, train)} of {self.client_counts('train')} clients per round, "
             f"{self.client_counts('test')} "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,9 +20,12 @@ from equipoise.reproduce.result_tables import slug
 
 
 def listing() -> str:
-    """A line of text per experiment: its name, title and number of methods."""
+    """A line of text per experiment: its name, title, number of methods, and whether it needs data files."""
     width = max(map(len, EXPERIMENTS))
-    lines = [f"{name:<{width}}  {entry.title} ({len(entry.methods)} rows)" for name, entry in EXPERIMENTS.items()]
+    lines = [
+        f"{name:<{width}}  {entry.title} ({len(entry.methods)} rows{'' if entry.needs else '; needs no data files'})"
+        for name, entry in EXPERIMENTS.items()
+    ]
     return "\n".join([*lines, *(f"{name:<{width}}  {' and '.join(parts)}" for name, parts in SEVERAL.items())])
 
 
@@ -98,12 +102,19 @@ def reproduce_table(
         device,
         say or partial(print, flush=True),
         precision,
+        options=_given_options(seeds, methods, precision),
     )
     if tune and entry.choose is not None:
         return finish_with_chosen_rates(runs, limit, ray, only_stored=show)
     if show:
         return runs.report(runs.tuned_rate(only_stored=True) if tune else None, 0.0)
     return runs.finish(tune=tune, limit=limit, ray=ray)
+
+
+def _given_options(seeds: int | None, methods: str | None, precision: str) -> str:
+    """The options of the command that change results, as they are written on the command line."""
+    given = {"--seeds": seeds, "--methods": methods, "--precision": None if precision == "float32" else precision}
+    return "".join(f" {name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
 
 
 def finish_with_chosen_rates(runs: ExperimentRuns, limit: TimeLimit, ray: str | None, *, only_stored: bool) -> Path:

@@ -190,6 +190,7 @@ class Setting:
             clients=clients, history=history, seconds=seconds, data=self.data.name, rounds=last.round,
             clients_per_round=self.clients_per_round, error_is_loss=self.task.error_is_loss,
             error_name=self.task.error_name, target="" if self.data.schema is None else self.data.schema.target.name,
+            inputs=() if self.data.schema is None else self.data.schema.inputs,
             personal=None if self.personal is None else PersonalModels(self, self.personal, chosen, reported.model),
             privacy=self._observers(last, reported.params),
             epsilon=None if spent is None else replace(spent, table=self.data.schema is not None),

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from equipoise.report.data.paired import SAME_IN_ALL_SEEDS
 from equipoise.report.data.results_by_method import MethodResults, Numbers, Study
 
 if TYPE_CHECKING:
@@ -134,7 +135,8 @@ def mean_over_seeds(values: Numbers) -> Numbers:
 def interval_over_seeds(values: Numbers, low: float = -np.inf, high: float = np.inf) -> tuple[Numbers, Numbers]:
     """The 95 % interval of each row's mean over seeds (R, S), inside [low, high]; with two seeds, the lower and the higher.
 
-    Student's t: mean ± t · s / √n with n − 1 degrees of freedom. It is NaN where a row has fewer seeds, or an infinite error.
+    Student's t: mean ± t · s / √n with n − 1 degrees of freedom. It is NaN where a row has fewer seeds, an infinite error,
+    or one value in all seeds, which then say nothing about chance.
     """
     finite = np.where(np.isfinite(values), values, np.nan)
     known, middle = (~np.isnan(finite)).sum(1), mean_over_seeds(finite)
@@ -145,7 +147,9 @@ def interval_over_seeds(values: Numbers, low: float = -np.inf, high: float = np.
         return ends[0], ends[1]
     from scipy.special import stdtrit
 
-    enough = whole & (known >= LEAST_SEEDS)
+    lowest, highest = (np.where(np.isnan(finite), end, finite) for end in (np.inf, -np.inf))
+    varied = highest.max(1) - lowest.min(1) > SAME_IN_ALL_SEEDS * np.abs(np.nan_to_num(middle))
+    enough = whole & (known >= LEAST_SEEDS) & varied
     squares = np.nansum((finite - middle[:, None]) ** 2, 1)
     freedom = np.maximum(known - 1, 1)
     reach = np.where(enough, stdtrit(freedom, 0.975) * np.sqrt(squares / freedom / np.maximum(known, 1)), np.nan)

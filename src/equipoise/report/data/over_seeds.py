@@ -88,7 +88,10 @@ def split_words(runs: Sequence[RunRecord]) -> str:
 def covered_by_seeds(runs: Sequence[RunRecord]) -> str:
     """What a spread over seeds covers, and what it leaves out, in words."""
     if seeds_split_again(runs):
-        return "the randomness of training and of the split, since each seed splits the data again"
+        return (
+            "the randomness of training and of the split, since each seed splits the data again; splits that share clients or "
+            "examples overlap, which makes it too narrow in general"
+        )
     return "the randomness of training, and not the choice of clients and examples, which all seeds share"
 
 

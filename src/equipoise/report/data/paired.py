@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 LEAST_SEEDS = 3  # of a verdict; with two, both agree in half of all comparisons of equal methods
 CONFIDENCE = 0.95
+SAME_IN_ALL_SEEDS = 1e-5  # a spread below this share of a difference is the rounding of errors in float32
 RULE = (
     "A difference counts if there are 3 seeds or more and the 95 % interval of the paired differences (Student's t, which "
     "takes them to be roughly normal) does not contain 0; otherwise it is undecided. So is one that is the same in all seeds: "
     "without a spread between them, seeds do not tell it from chance."
 )
 NO_SPREAD = "no spread between seeds"
-Verdict = Literal["lower", "higher", "equal", "undecided"]
+Verdict = Literal["lower", "higher", "undecided"]
 
 
 def student_quantile(confidence: float, freedom: int) -> float:
@@ -88,10 +89,10 @@ class PairedDifference:
 
     @property
     def constant(self) -> bool:
-        """Whether several seeds give the same difference other than 0, up to rounding: they then say nothing about chance."""
-        if self.seeds < 2 or not any(self.values) or not all(map(math.isfinite, self.values)):
+        """Whether several seeds give the same difference, 0 or not, up to rounding: they then say nothing about chance."""
+        if self.seeds < 2 or not all(map(math.isfinite, self.values)):
             return False
-        return max(self.values) - min(self.values) <= 1e-9 * max(map(abs, self.values))
+        return max(self.values) - min(self.values) <= SAME_IN_ALL_SEEDS * max(map(abs, self.values))
 
     @property
     def interval(self) -> Interval:
@@ -107,9 +108,7 @@ class PairedDifference:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the method is lower, higher or, in every seed, equal; "undecided" if the seeds do not tell."""
-        if self.values and not any(self.values):
-            return "equal"
+        """Whether the method is lower or higher; "undecided" if the seeds do not tell."""
         found = self.interval
         return "lower" if found.high < 0 else "higher" if found.low > 0 else "undecided"
 
@@ -124,7 +123,7 @@ class PairedDifference:
         >>> PairedDifference("tail", (-0.02, -0.03, -0.01)).words("FedAvg", "{:.3f}".format)
         'tail is lower than FedAvg by 0.020 ± 0.010 (lower in 3 of 3 seeds)'
         """
-        if self.verdict == "equal":
+        if self.values and not any(self.values):
             return f"{self.method} equals {baseline} in {_seed_count(self.seeds)}"
         spread = self.spread
         size = write(abs(spread.mean)) + (f" ± {write(spread.deviation)}" if self.seeds > 1 else "")
@@ -156,8 +155,7 @@ def figures_by_seed(methods: Mapping[str, Sequence[RunRecord]]) -> dict[str, dic
 def separated_methods(values: Mapping[str, Mapping[int, float]], *, higher: bool = False) -> frozenset[str]:
     """The methods that paired differences of a figure, by method and seed, tell from all others as the better ones.
 
-    Against each other method the verdict is "lower" ("higher", where more is better). Methods that are equal in every seed
-    share the place.
+    Against each other method the verdict is "lower" ("higher", where more is better).
 
     >>> a, b, c = {0: 0.1, 1: 0.21, 2: 0.3}, {0: 0.2, 1: 0.3, 2: 0.41}, {0: 0.3, 1: 0.2, 2: 0.3}
     >>> sorted(separated_methods({"a": a, "b": b})), sorted(separated_methods({"a": a, "b": b, "c": c}))
@@ -167,7 +165,7 @@ def separated_methods(values: Mapping[str, Mapping[int, float]], *, higher: bool
     found = set()
     for name in values:
         verdicts = {paired(name, values[name], values[other]).verdict for other in values if other != name}
-        if better in verdicts and verdicts <= {better, "equal"}:
+        if verdicts == {better}:
             found.add(name)
     return frozenset(found)
 
@@ -236,18 +234,30 @@ class Differences:
         seeds = min((row.seeds for row in self.rows), default=0)
         few = f" An interval needs {LEAST_SEEDS} seeds." if seeds < LEAST_SEEDS else ""
         title = f"Paired differences of the {self.figure} from {self.baseline}, seed by seed (Student's t).{few}"
-        return [title, *self.lines(digits, factor), *([f"The interval covers {self.covers}."] if self.covers else [])]
+        said = self._covered()
+        return [title, *self.lines(digits, factor), *([said] if said else [])]
 
     def __str__(self) -> str:
         seeds = max((row.seeds for row in self.rows), default=0)
         over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
         title = f"Paired differences from {self.baseline}: {self.figure} of the {self.what}, seed by seed, {over}"
-        notes = [RULE, f"The interval covers {self.covers}." if self.covers else ""]
-        several = len(self.rows) > 1
-        notes.append(f"It is not corrected for looking at {len(self.rows)} methods." if several else "")
-        return "\n".join([title, *self.lines(), " ".join(filter(None, notes))])
+        return "\n".join([title, *self.lines(), " ".join(filter(None, (RULE, self._covered())))])
+
+    def _covered(self) -> str:
+        """What the intervals cover, and that they are not corrected for looking at several methods."""
+        covered = f"The interval covers {self.covers}." if self.covers else ""
+        return " ".join(filter(None, (covered, uncorrected_words(len(self.rows)))))
 
     __repr__ = __str__
+
+
+def uncorrected_words(methods: int) -> str:
+    """That intervals are not corrected for looking at several methods; empty for one.
+
+    >>> uncorrected_words(3), uncorrected_words(1)
+    ('It is not corrected for looking at 3 methods.', '')
+    """
+    return f"It is not corrected for looking at {methods} methods." if methods > 1 else ""
 
 
 def signed_text(value: float, digits: int = 3, factor: float = 1.0) -> str:

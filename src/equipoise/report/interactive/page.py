@@ -28,8 +28,8 @@ from equipoise.report.text.choosing import differences_section, validation_secti
 from equipoise.report.text.client_numbers import seeds_words
 from equipoise.report.text.gains import gains_section
 from equipoise.report.text.groups_and_sets import conformal_section, subgroups_section
-from equipoise.report.text.phrases import plural
-from equipoise.report.text.tables import nonbreaking, numbers_table, swatch
+from equipoise.report.text.phrases import listed, plural
+from equipoise.report.text.tables import SHARED, nonbreaking, numbers_table, swatch
 from equipoise.report.text.worst import worst_clients
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 OF_SINGLE_CLIENTS = ("histogram", "percentiles", "tradeoff", "sizes", "own", "gains")  # figures
 MOST_CLIENTS = 50_000  # rows of the table of all clients: a page of some megabytes
 MOST_CHANGES = 4  # methods in the table of all clients; of more, it has no columns of changes
+MOST_INPUTS = 20  # columns of a table that are named
 TITLE = "How every client fares"
 KNOB_NOTE = "Here each client is judged on all of its examples; below, some are kept for choosing."
 
@@ -81,12 +82,21 @@ def page(study: Study, knob: Mapping[str, Any] | None = None, title: str | None 
         title=escape(TITLE if title is None else title),
         about=escape(f"{study.data_name} · {_today()}"),
         headline=escape(nonbreaking(study.headline())),
-        note=f'<p id="note" class="note">{escape(nonbreaking(note))}</p>\n' if note else "",
+        note=_trained_on(study) + (f'<p id="note" class="note">{escape(nonbreaking(note))}</p>\n' if note else ""),
         sections="\n".join(sections),
         data=embedded(data),
         plotly=plotly_js(),
         script=script,
     )
+
+
+def _trained_on(study: Study) -> str:
+    """A line on the table that models were trained on: its name, the target and the inputs; empty for other data."""
+    first = study.runs[0]
+    if not first.target or not first.inputs:
+        return ""
+    text = f"What was trained on: {study.data_name}; {first.target} is predicted from {listed(first.inputs, MOST_INPUTS)}."
+    return f'<p id="trained-on" class="note">{escape(text)}</p>\n'
 
 
 def _today() -> str:
@@ -135,6 +145,10 @@ def _all_clients(study: Study) -> Iterator[str]:
     if not study.names_clients:
         return
     found = client_errors(study, rows_of=lambda method: [run.clients.benign for run in method.runs], by_split=True)
+    shared = client_errors(
+        study, rows_of=lambda method: [run.clients.benign for run in method.runs], values_of=lambda rows: rows.error,
+        by_split=True,
+    )  # fmt: skip
     judged = study.methods[0].runs[0].judged_on
     order = sorted(range(len(found)), key=lambda row: found.keys[row][0] != judged)[:MOST_CLIENTS]  # those judged first
     keys = [(found.keys[row][0], found.keys[row][1]) for row in order]
@@ -148,6 +162,8 @@ def _all_clients(study: Study) -> Iterator[str]:
     for index in found.methods:
         name = f"{noun}, {study.methods[index].name}" if several else noun
         columns[name] = _finite(mean_over_seeds(found.of(index))[order])
+        if study.methods[index].personalised:
+            columns[f"{name}, {SHARED}"] = _finite(mean_over_seeds(shared.of(index))[order])
     for index in found.methods[1:] if len(found.methods) <= MOST_CHANGES else ():
         columns[f"change, {study.methods[index].name}"] = _finite(mean_over_seeds(found.change(index))[order])
     if found.seed_of_row is None:

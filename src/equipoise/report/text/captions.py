@@ -60,8 +60,9 @@ def captions(study: Study) -> dict[str, Caption]:
         ),
         "gains": (
             "The change of every client: below 0 it gains, above 0 it pays",
-            f"Clients are sorted by their change against {study.methods[0].name}, for each method on its own. Where a curve "
-            f"reaches 0, read the share of clients that gain.{model}",
+            f"Clients are sorted by their change against {study.methods[0].name}"
+            + ("" if len(study.methods) == 2 else ", for each method on its own")
+            + f". Where the change reaches 0, read the share of clients that gain.{model}",
         ),
         "privacy": (
             "ε after each round: what the models released so far give away at most",
@@ -192,6 +193,8 @@ def trivial_note(study: Study) -> str:
     counts = [(method.name, worse_than_trivial(method.runs)) for method in study.methods]
     several = len(study.methods) > 1
     words = [f"{f'{name}: ' * several}{round(count, 1):,g}" for name, count in counts if count is not None]
+    if lacking := [name for name, count in counts if count is None]:
+        words.append(f"{listed(lacking)}: not known, as for every private run and federation")
     over = " (mean over seeds)" if study.seeds > 1 else ""
     who = f"{count_words(study.judged.count)} {study.judged.benign_word}{plural('client', study.judged.count[1])}"
     return f"{text}Of the {who}, worse off than with this answer{over}: {'; '.join(words)}."

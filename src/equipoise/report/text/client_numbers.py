@@ -43,7 +43,7 @@ def interval_words(found: ClientErrors) -> str:
     rest = "" if found.seed_of_row else ", which all seeds share"
     return (
         " Small numbers: the 95 % interval of this mean, by the seeds alone. It does not cover the choice of the client's "
-        f"examples{rest}."
+        f"examples{rest}. There is none where all seeds give the same number."
     )
 
 

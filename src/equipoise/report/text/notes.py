@@ -12,8 +12,8 @@ from equipoise.few_clients import few_clients_words
 from equipoise.privacy.observer_table import composed_words
 from equipoise.report.data.over_seeds import malicious_clients, without_own_models
 from equipoise.report.data.results_by_method import MethodResults, Study
-from equipoise.report.text.phrases import attack_words, listed, untrained_words
-from equipoise.report.text.tables import BACKDOOR, backdoor_table, malicious_table, nonbreaking, rejected_table, swatch
+from equipoise.report.text.phrases import BACKDOOR, attack_words, listed, own_worse_words, untrained_words
+from equipoise.report.text.tables import backdoor_table, malicious_table, nonbreaking, rejected_table, swatch
 from equipoise.small_clients import small_clients_words
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ def header_note(study: Study) -> str:
             f"These {study.judged.split} clients took no part in training and have no models of their own{under}: figures "
             "are of the shared model. Split examples inside clients (data.split_examples) to judge personal models."
         )
+    if worse := own_worse_words({method.name: method.runs for method in study.methods}):
+        sentences.append(worse)
     if untrained := untrained_words({method.name: method.runs for method in study.methods}):
         sentences.append(untrained)
     few = (small_clients_words(study.runs, hint=""), few_clients_words(study.runs))

@@ -31,8 +31,9 @@ from equipoise.report.data.paired import (
     interval_text,
     paired,
     separated_methods,
+    uncorrected_words,
 )
-from equipoise.report.text.phrases import capital, listed, plural, remarks
+from equipoise.report.text.phrases import BACKDOOR, UNATTACKED, capital, listed, plural, remarks
 from equipoise.run_summary import missing_words
 from equipoise.small_clients import small_clients_words
 
@@ -117,9 +118,10 @@ def markdown_table(
 def latex_table(
     caption: str, rows: Sequence[Sequence[str]], legend: str = "", remark: str = "", best: Cells = frozenset()
 ) -> str:
-    """Rows of cells, the first one of headings, as a tabular with the lines of booktabs; what they are of is a comment.
+    """Rows of cells, the first one of headings, as a tabular with the lines of booktabs.
 
-    The `best` cells are bold. The `legend`, which says what marks mean, and the remark are a note below the tabular.
+    The `best` cells are bold. The caption, the `legend`, which says what marks mean, and the remark are a note below the
+    tabular, so that readers of the paper see what ± means and of how many seeds.
     """
     written = [
         [rf"\textbf{{{latex_text(cell)}}}" if (i, j) in best else latex_text(cell) for j, cell in enumerate(row)]
@@ -127,9 +129,9 @@ def latex_table(
     ]
     head, *body = (rf"{' & '.join(row)} \\" for row in written)
     inner = [rf"\begin{{tabular}}{{l{'r' * (len(rows[0]) - 1)}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
-    said = " ".join(filter(None, (legend, remark)))
-    note = [r"\par\smallskip", rf"{{\footnotesize\raggedright {latex_text(said)}\par}}"] if said else []
-    return "\n".join([f"% {' '.join(caption.split())}", *inner, r"\end{tabular}", *note])
+    said = latex_text(" ".join(filter(None, (caption, legend, remark))))
+    note = [r"\par\smallskip", rf"{{\footnotesize\raggedright {said}\par}}"] if said else []
+    return "\n".join([*inner, r"\end{tabular}", *note])
 
 
 def paper_table(
@@ -193,10 +195,11 @@ def paper_table(
             below[each.method].append([each.method, *row])
     seeds = min(map(len, methods.values()))
     missing = "" if seeds >= LEAST_SEEDS else f" An interval needs {LEAST_SEEDS} seeds."
-    title = f"Paired differences from {baseline}, seed by seed, mean ± standard deviation. Lower in: seeds with a lower figure."
+    spread = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
+    title = f"Paired differences from {baseline}, seed by seed{spread}. Lower in: seeds with a lower figure."
     head = ["method", "figure", "difference", "95 % interval", "lower in", "verdict"]
     rows = [head, *(row for each_method in below.values() for row in each_method)]
-    covered = f"The interval covers {covered_by_seeds(records)}."
+    covered = f"The interval covers {covered_by_seeds(records)}. {uncorrected_words(len(methods) - 1)}".rstrip()
     return f"{text}\n\n{write(title, rows, f'{RULE}{missing}', covered, frozenset())}"
 
 
@@ -278,6 +281,7 @@ def _remark(methods: Mapping[str, Sequence[RunRecord]], column: str, factor: flo
     found = [run.summary().metrics.get(column) for runs in methods.values() for run in runs]
     if missing := max(each.missing if each is not None else 0 for each in found):
         sentences.append(f"Up to {missing} {plural('client', missing)} {missing_words(missing, column)}")
+    sentences.append(UNATTACKED if column == BACKDOOR else "")
     return " ".join(filter(None, sentences))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from equipoise.client_table import count_worse_own_models
 from equipoise.report.data.over_seeds import (
     Spread,
     has_untrained_layers,
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from equipoise.run_record import RunRecord
 
 SHARED = "  shared model"  # the row below a method whose clients are served their own models
+BACKDOOR = "backdoor_success"  # the column of the rate at which a backdoor works
+UNATTACKED = (
+    "A mark alone can change predictions: compare this rate with that of a model that nobody attacked, "
+    "attacks.Backdoor(…, share=0)."
+)
 INTERVAL = "  95 % interval"  # the row below a method that was judged on a sample of clients
 
 
@@ -88,6 +94,19 @@ def untrained_words(methods: Mapping[str, Sequence[RunRecord]]) -> str:
     )
 
 
+def own_worse_words(methods: Mapping[str, Sequence[RunRecord]]) -> str:
+    """A sentence on the clients whose own models are worse for them than the shared one, by method; empty if there are none."""
+    found = []
+    for name, runs in methods.items():
+        counts = [count_worse_own_models(run.clients, run.judged_on) for run in runs]
+        if any(worse for worse, _ in counts):
+            worse, known = (count_words(numbers) for numbers in zip(*counts, strict=True))
+            seeds = " (over seeds)" if len({worse for worse, _ in counts}) > 1 else ""
+            under = f"Under {name}, own" if len(methods) > 1 else "Own"
+            found.append(f"{under} models have a larger error than the shared model for {worse} of {known} clients{seeds}.")
+    return " ".join(found)
+
+
 def remarks(
     methods: Mapping[str, Sequence[RunRecord]], table: Mapping[str, Mapping[str, Spread]], write: Callable[[float], str]
 ) -> str:
@@ -99,11 +118,13 @@ def remarks(
         sentences.append(f"Under {listed(own)}, clients are served their own models; {below} of the shared model.")
     if lacking := [name for name, runs in methods.items() if without_own_models(runs)]:
         sentences.append(f"Under {listed(lacking)}, these clients have no models of their own, and are served the shared one.")
+    if worse := own_worse_words(methods):
+        sentences.append(worse)
     if untrained := untrained_words(methods):
         sentences.append(untrained)
     if attack := attack_words([run for runs in methods.values() for run in runs]):
-        theirs = [f"{name} {write(row['malicious_mean'].mean)}" for name, row in table.items() if "malicious_mean" in row]
-        left_out = f", and left out above; their mean: {', '.join(theirs)}" if theirs else ""
+        theirs = [f"{write(row['malicious_mean'].mean)} under {name}" for name, row in table.items() if "malicious_mean" in row]
+        left_out = f", and left out above; their mean error: {', '.join(theirs)}" if theirs else ""
         sentences.append(f"{attack}{left_out}.")
     rejected = {name: sum(len(r.rejected) for run in runs for r in run.history.rounds) for name, runs in methods.items()}
     if any(rejected.values()):

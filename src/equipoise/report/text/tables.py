@@ -13,10 +13,9 @@ from equipoise.report.data.paired import bold_words, separated_methods
 from equipoise.report.data.results_by_method import Study
 from equipoise.report.palette import COLOURS
 from equipoise.report.text.captions import nonfinite_note, sample_caption, served_model, trivial_note
-from equipoise.report.text.phrases import INTERVAL, capital, listed, minus
+from equipoise.report.text.phrases import BACKDOOR, INTERVAL, capital, listed, minus
 from equipoise.report.text.sentences import MEANS_ONLY
 
-BACKDOOR = "backdoor_success"  # the column of the rate at which a backdoor works
 WORST_CLIENTS = 10  # rows of the tables of clients that fare worst
 REJECTED_NAMES = 5  # clients named whose updates were left out
 SHARED = "shared model"
