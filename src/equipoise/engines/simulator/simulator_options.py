@@ -65,9 +65,9 @@ class Simulator:
         reason = engine.why_not_vectorised()
         if reason is not None:
             engine.fall_back(reason)
-            text = f"{type(task.module).__name__} cannot be vectorised over clients ({reason}), so they are no batch: each"
-            few = "a few side by side" if device.type == "cuda" else "one at a time in each process"
-            notify(f"{text} client is trained on its own, {few}. Results are the same; rounds are slower.")
+            text = f"{type(task.module).__name__} cannot be vectorised over clients ({reason}), so each client is trained on"
+            how = "a few side by side" if device.type == "cuda" else "one at a time in each process"
+            notify(f"{text} its own, {how}. Results are the same; rounds are slower.")
         return engine
 
 
