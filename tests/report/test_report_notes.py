@@ -89,6 +89,15 @@ def test_the_page_of_a_protected_run_names_no_client(attacked, tmp_path, protect
         assert ("Single clients are not named here" in page.source) == protected
 
 
+def test_the_terminal_names_no_client_of_a_protected_run(run):
+    from equipoise.cli.listing import worst_lines
+
+    assert run.clients.where(run.judged_on).client[0] in " ".join(worst_lines(run, len(run.clients.where(run.judged_on)) - 1))
+    protected = replace(run, algorithm=replace(run.algorithm, privacy=eq.privacy.SecureAggregation()))
+    (line,) = worst_lines(protected)
+    assert line.startswith("Single clients are not named")
+
+
 def test_privacy_spent_is_said_and_drawn(run, tmp_path):
     page = Page(write_report([private(run)], tmp_path / "r.html"))
     offline(page)
