@@ -190,6 +190,10 @@ def test_a_decimal_comma_in_one_column_of_a_file_with_commas_between_columns(sho
     expected = call("predict", "mine", "comma.csv")
     assert expected.exit_code == 0, expected.output
     assert call("predict", "mine", "point.csv", "--set", "decimal=.").stdout == expected.stdout
+    refused = call("predict", "mine", "point.csv", "--set", "decimal=,")
+    assert "On the command line: --set decimal.NAME=,." in " ".join(refused.stderr.split())
+    refused = call("predict", "mine", "comma.csv", "--set", "decimal=.")
+    assert "On the command line: --set decimal=,, or --set decimal.price=,." in " ".join(refused.stderr.split())
     for setting in ("decimal=,", "decimal.price=,"):
         assert call("predict", "mine", "comma.csv", "--set", setting).stdout == expected.stdout
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from equipoise.cli.output_files import Overwrite, refuse_taken_file
+from equipoise.cli.store_commands import cures_for_shell
 
 Token = Annotated[
     str | None, Option(envvar="EQUIPOISE_TOKEN", metavar="TOKEN", help="The token of the server.", show_envvar=True)
@@ -123,18 +124,11 @@ def predict(
 
     refuse_taken_file(out, "--out", overwrite=overwrite)
     reading = override({}, settings or ())
-    found = predict_rows(
-        folder,
-        rows,
-        reading=reading,
-        member=member,
-        keep=keep or (),
-        trust=trust,
-        model=model,
-        shared=shared,
-        client=client,
-        schema_file=schema,
-    )
+    with cures_for_shell():
+        found = predict_rows(
+            folder, rows, reading=reading, member=member, keep=keep or (), trust=trust, model=model, shared=shared,
+            client=client, schema_file=schema,
+        )  # fmt: skip
     written = io.BytesIO()
     csv.write_csv(found.table, written)
     if found.said:

@@ -85,7 +85,7 @@ def convert(
         for key in {"client", "target"} - options.keys():
             raise ConfigError(f"--{key} is missing: name a column of {source}.")
         _refuse_unknown_options(data.write_table_store, (source, store), options)
-        with _cures_for_shell():
+        with cures_for_shell():
             path = data.write_table_store(source, store, **options, name=name or "", append=append)
         _print_check(path, data.check_store(path))
         return
@@ -98,7 +98,7 @@ def convert(
 
 
 @contextmanager
-def _cures_for_shell() -> Iterator[None]:
+def cures_for_shell() -> Iterator[None]:
     """Add to errors and notices that advise kinds={'d': 'date'} what to write on the command line: --set kinds.d=date."""
     show = warnings.showwarning
 
@@ -119,7 +119,7 @@ def _for_shell(message: object) -> str:
     """The message, with its advice on kinds and on reading numbers and dates in the form of options."""
     kinds = re.compile(r"kinds=(\{.*?: '(?:number|boolean|category|date|left out)'\})")
     reading = re.compile(r'(?:(?:, )?(?:decimal|thousands|date_format)="[^"]+")+')
-    by_column = re.compile(r'decimal=\{"([^"]+)": "([.,])"\} if')
+    by_column = re.compile(r'decimal=\{"([^"]+)": "([.,])"\}')
     patterns = (kinds, reading, by_column)
     found = sorted((match for each in patterns for match in each.finditer(str(message))), key=lambda match: match.start())
     cures = []
