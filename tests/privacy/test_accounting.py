@@ -231,7 +231,9 @@ def test_one_gaussian_release_is_calibrated_as_its_formula_says():
 
 
 def test_calibrations_that_nothing_meets():
-    with pytest.raises(InvalidParameter, match="No noise to speak of"):  # δ exceeds the chance of ever taking part
+    with pytest.raises(
+        InvalidParameter, match="with this one no noise is needed for any epsilon"
+    ):  # δ exceeds the chance of ever taking part
         noise_for(1.0, 1e-2, rounds=5, sampling_rate=0.001)
     with pytest.raises(InvalidParameter, match="Fewer rounds"):
         noise_for(1e-8, 1e-9, rounds=10**9)
