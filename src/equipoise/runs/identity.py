@@ -132,7 +132,8 @@ def refuse_other_run(path: Path, saved: Mapping[str, str], given: Mapping[str, s
             if there != here:
                 raise CheckpointError(
                     f"{path} is the checkpoint of another run: its privacy is planned for {there} rounds, here for "
-                    f"{here}. A private run keeps its number of rounds. Give rounds = {there} again, or start a new run with another file."
+                    f"{here}. A private run keeps its number of rounds. Give rounds = {there} again, or start a new run with "
+                    "another file."
                 )
             there, here = _differing_parts(saved[name], value)
             raise CheckpointError(
