@@ -50,6 +50,7 @@ def test_the_noise_of_all_rounds_by_hand():
     assert added_noise(plan_of(half), D, 6) == pytest.approx(0.2 * math.sqrt(6 * D))
     fixed = private(0.5, sampler=eq.sampling.Uniform())  # replacing a client moves the sum by 2 × clip
     assert added_noise(plan_of(fixed), D, 6) == pytest.approx(0.8 * math.sqrt(6 * D))
+    assert added_noise(plan_of(private(0.5, averaging=eq.averaging.Last())), D, 6) == pytest.approx(0.4 * math.sqrt(6 * D))
     for other in ({"server": eq.server_opt.Adam(lr=0.01)}, {"averaging": eq.averaging.Uniform()}):
         assert added_noise(plan_of(private(0.5, **other)), D, 6) is None
 
@@ -96,3 +97,9 @@ def test_a_private_summary_says_why_it_has_no_trivial_answer():
     assert "trivial error: a private run does not look" in str(trained(SMALL).summary())
     plain = eq.train(Wide(), DATA, rounds=1, clients_per_round=10, progress=False)
     assert "does not look" not in str(plain.summary())
+
+
+def test_whole_numbers_are_the_same_settings():
+    whole, part = (eq.privacy.DifferentialPrivacy(one, 1e-3, clip=one) for one in (1, 1.0))
+    assert repr(whole) == repr(part)
+    assert repr(eq.privacy.GaussianMechanism(1, 2)) == repr(eq.privacy.GaussianMechanism(1.0, 2.0))

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from equipoise.averaging import Last
+
 if TYPE_CHECKING:
     from equipoise.privacy.noise_plan import NoisePlan
 
@@ -46,7 +48,8 @@ def added_noise(plan: NoisePlan, parameters: int, rounds: int) -> float | None:
     """
     privacy, algorithm = plan.privacy, plan.algorithm
     rate = algorithm.traits.server.linear_rate
-    plain = privacy.clip_rule is None and not algorithm.traits.privacy.correlated and algorithm.averaging is None
+    last = algorithm.reported == Last()
+    plain = privacy.clip_rule is None and not algorithm.traits.privacy.correlated and last
     if rate is None or not plain or not 0 < plan.calibration.update < math.inf or not privacy.clip < math.inf:
         return None
     shares = math.sqrt(plan.shares / plan.fewest) if plan.distributed else 1.0  # more of them than it is calibrated to
@@ -71,5 +74,6 @@ def noisy_model_words(plan: NoisePlan | None, first: Any, released: Any, rounds:
     return (
         f"The model is mostly noise: the noise of {rounds} rounds has a norm of about {noise:.3g}, and the parameters of the "
         f"model have {after:.3g}, before training {before:.3g}. Lower clip, which is {clip:g}{smaller}, take more clients in "
-        "each round, make fewer rounds, or allow a larger ε. Another learning rate of clients hardly changes it."
+        "each round or a model with fewer parameters, make fewer rounds, or allow a larger ε. Another learning rate of "
+        "clients hardly changes it."
     )

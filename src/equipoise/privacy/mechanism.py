@@ -51,6 +51,13 @@ class AdaptiveClip:
         return min(max(moved, _SMALLEST_BOUND), 1 / _SMALLEST_BOUND)
 
 
+def write_as_floats(privacy: DifferentialPrivacy | GaussianMechanism) -> None:
+    """Keep whole numbers among the settings as floats: 1 and 1.0 are the same setting, and must draw the same noise."""
+    for name in ("epsilon", "delta", "clip", "quantile_ratio", "noise_multiplier", "loss_bound", "step"):
+        if (value := vars(privacy).get(name)) is not None:
+            object.__setattr__(privacy, name, float(value))
+
+
 @dataclass(frozen=True)
 class DifferentialPrivacy:
     """Client-level differential privacy: the trained model is (ε, δ)-private in each client's data and participation.
@@ -109,6 +116,7 @@ class DifferentialPrivacy:
         require(self.noise in ("central", "distributed"), "noise", 'must be "central" or "distributed"', self.noise)
         require(self.source in ("seeded", "system"), "source", 'must be "seeded" or "system"', self.source)
         require(self.method in (None, "pld", "rdp"), "method", 'must be "pld", "rdp" or None', self.method)
+        write_as_floats(self)
         if self.noise == "distributed" and (self.clip_rule is not None or self.clip == math.inf):
             raise IncompatibleParts(
                 f"Distributed noise lies on a grid made for one clip bound, but this is {self.clip_rule or self.clip!r}.",
@@ -146,6 +154,7 @@ class GaussianMechanism:
 
     def __post_init__(self) -> None:
         self.as_budget()
+        write_as_floats(self)
 
     def as_budget(self) -> DifferentialPrivacy:
         """The mechanism as DifferentialPrivacy without a budget."""
