@@ -93,6 +93,50 @@ def test_a_solver_with_a_wrong_sign_is_refused_by_check_and_by_train(part, law, 
         assert cure in str(caught.value)
 
 
+def norm_last(self, weights, gradient, memory, anchor, lr):
+    weights.sub_(lr * gradient / gradient.norm(dim=-1, keepdim=True).clamp(min=1e-3))
+
+
+def long_rows_clipped(self, weights, gradient, memory, anchor, lr):
+    weights.sub_(lr * gradient / (gradient.norm(dim=-1, keepdim=True) / 100).clamp(min=1))
+
+
+def centred(self, weights, gradient, memory, anchor, lr):
+    weights.sub_(lr * (gradient - 0.5 * gradient.mean(-1, keepdim=True)))
+
+
+def top_half(self, weights, gradient, memory, anchor, lr):
+    weights.sub_(lr * gradient * (gradient.abs() >= gradient.abs().median(-1, keepdim=True).values))
+
+
+def error_feedback(self, weights, gradient, memory, anchor, lr):
+    memory[0].add_(lr * gradient)
+    sent = memory[0].abs().mean(-1, keepdim=True) * memory[0].sign()
+    memory[0].sub_(sent)
+    weights.sub_(sent)
+
+
+NOT_ALONE = {
+    "norm of rows": solver(norm_last),
+    "long rows": solver(long_rows_clipped),
+    "centred": solver(centred),
+    "top half": solver(top_half),
+    "error feedback": solver(error_feedback, 1),
+}
+
+
+@pytest.mark.parametrize("part", NOT_ALONE.values(), ids=NOT_ALONE)
+def test_a_step_that_mixes_numbers_is_refused_by_check_and_by_train(part, ragged):
+    """The simulator gives a step one tensor of many clients, the loop the vector of one: they would train other models."""
+    with pytest.raises(LawBroken) as checked:
+        check_solver(part)
+    with pytest.raises(InvalidParameter) as tried:
+        train(ragged, solver=part)
+    for caught in (checked, tried):
+        assert laws.ONE_BY_ONE in str(caught.value)
+        assert "clip_norm= bounds the norm of a client's gradient" in str(caught.value)
+
+
 def nesterov(self, weights, gradient, memory, anchor, lr):
     memory[0].mul_(0.9).add_(gradient)
     weights.sub_(lr * (gradient + 0.9 * memory[0]))
@@ -145,13 +189,6 @@ def optimistic(self, weights, gradient, memory, anchor, lr):
     memory[0].copy_(gradient)
 
 
-def error_feedback(self, weights, gradient, memory, anchor, lr):
-    memory[0].add_(lr * gradient)
-    sent = memory[0].abs().mean(-1, keepdim=True) * memory[0].sign()
-    memory[0].sub_(sent)
-    weights.sub_(sent)
-
-
 def projected(self, weights, gradient, memory, anchor, lr):
     weights.sub_(lr * gradient).clamp_(min=0)
 
@@ -194,7 +231,6 @@ HONEST_SOLVERS = {
     "adadelta": solver(adadelta, 2),
     "rprop": solver(rprop, 2),
     "optimistic": solver(optimistic, 1),
-    "error feedback": solver(error_feedback, 1),
     "projected": solver(projected),
     "soft threshold": solver(soft_threshold),
     "clipped value": solver(clipped_value),
