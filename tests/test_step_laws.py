@@ -60,6 +60,11 @@ def growing_apart(self, weights, gradient, memory, anchor, lr):
     weights.mul_(1 + lr * self.weight_decay).sub_(lr * gradient)
 
 
+def growing_by_a_constant(self, weights, gradient, memory, anchor, lr):
+    weights.sub_(lr * gradient)
+    weights.copy_(weights.sign() * (weights.abs() + lr * 0.01))
+
+
 def momentum_against(self, weights, gradient, memory, anchor, lr):
     memory[0].mul_(0.9).sub_(gradient)
     weights.sub_(lr * (gradient + 0.2 * memory[0]))
@@ -75,13 +80,16 @@ BROKEN_SOLVERS = [
     (solver(away_in_any_case), laws.TO_ANCHOR, "prox * (weights - anchor)"),
     (solver(growing_weights, weight_decay=0.01), laws.TO_ZERO, "weight_decay * weights"),
     (solver(growing_apart, weight_decay=1e-4), laws.TO_ZERO, "weight_decay * weights"),
+    (solver(growing_by_a_constant), laws.TO_ZERO, "weight_decay * weights"),
     (solver(momentum_against, 1), laws.ON_AND_ON, "Momentum adds to the gradient"),
     (solver(momentum_alternating, 1), laws.NOT_BACK, "Momentum adds to the gradient"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("part", "law", "cure"), BROKEN_SOLVERS, ids=["prox", "anchor", "decay", "decay apart", "momentum", "alternating"]
+    ("part", "law", "cure"),
+    BROKEN_SOLVERS,
+    ids=["prox", "anchor", "decay", "decay apart", "constant", "momentum", "alternating"],
 )
 def test_a_solver_with_a_wrong_sign_is_refused_by_check_and_by_train(part, law, cure, ragged):
     with pytest.raises(LawBroken) as checked:
@@ -339,10 +347,31 @@ def restarted(params, total, state):
     return params + velocity, velocity
 
 
+def schedule_free(params, total, state):
+    fast, count = state[0] + total, state[2] + 1
+    mean = state[1] + (fast - state[1]) / count
+    return 0.1 * fast + 0.9 * mean, (fast, mean, count)  # rounds, also where both are the parameters
+
+
+def test_a_server_that_rounds_is_not_refused_for_a_zero_update(ragged):
+    part = server(schedule_free, lambda params: (params.clone(), params.clone(), 0))
+    for seed in range(5):
+        check_server_optimizer(part, seed=seed)
+    train(ragged, server=part)
+
+
+def test_a_server_that_moves_by_more_than_rounding_at_a_zero_update_is_refused(ragged):
+    part = server(lambda params, total, state: ((1 - 1e-5) * params + total, state))
+    for refused in (lambda: check_server_optimizer(part), lambda: train(ragged, server=part)):
+        with pytest.raises((LawBroken, InvalidParameter), match="a zero update from a fresh state changes nothing"):
+            refused()
+
+
 HONEST_SERVERS = {
     "lamb": server(lamb, pair),
     "trust region": server(trust_region, lambda params: (0.0, 0)),
     "lars": server(lars, lambda params: None),
+    "schedule-free": server(schedule_free, lambda params: (params.clone(), params.clone(), 0)),
     "decaying": server(decaying, lambda params: 0),
     "warm-up": server(warm_up, lambda params: 0),
     "lookahead": server(slow_and_fast, lambda params: (torch.zeros_like(params), 0)),

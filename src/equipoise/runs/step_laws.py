@@ -110,6 +110,9 @@ def _broken_direction(solver: Any) -> Broken | None:
     growth = float((large - small) @ weights)
     if growth > _SLACK:
         return TO_ZERO, f"twice the weights move by {growth:.3g} more along themselves", TO_ZERO_CURE
+    grown = [float(_path(solver, start, start, few)[-1].norm() - start.norm()) for start in (weights, -weights)]
+    if min(grown) > _SLACK:  # of both: a constant in the step lengthens one, and shortens the other
+        return TO_ZERO, f"{len(few)} steps lengthen the weights by {min(grown):.3g}", TO_ZERO_CURE
     size = float(weights.square().sum())
     gradients = _MANY * each * [weights]
     down, up = (_path(solver, zero, zero, [sign * every for every in gradients]) for sign in (1, -1))
