@@ -392,3 +392,32 @@ HONEST_SERVERS = {
 @pytest.mark.parametrize("part", HONEST_SERVERS.values(), ids=HONEST_SERVERS)
 def test_honest_server_optimisers_keep_the_laws_of_direction(part):
     assert laws.broken_server_law(part) is None
+
+
+def falls_below_zero(index):
+    return 1 - index / 3
+
+
+def no_number_later(index):
+    return float("nan") if index == 5 else 1.0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "index", "rate"), [(falls_below_zero, 4, "-0.0333"), (no_number_later, 5, "nan")], ids=["negative", "nan"]
+)
+@pytest.mark.parametrize("wrap", [lambda inner: inner, eq.solvers.Scaffold], ids=["plain", "wrapped"])
+def test_a_schedule_whose_rate_turns_negative_is_refused_before_the_first_round(schedule, index, rate, wrap, ragged):
+    """0.1 · (1 − 4/3) = −0.0333: a step along the gradient."""
+    part, model = eq.solvers.SGD(lr=0.1, schedule=schedule), eq.models.Softmax(4, 3)
+    rounds, seen = {"clients_per_round": 4, "engine": "loop", "progress": False}, []
+
+    class Watch(eq.types.Observer):
+        def on_round(self, report):
+            seen.append(report)
+
+    with pytest.raises(InvalidParameter, match=rf"{schedule.__name__}.*the rate {rate}.* in round {index + 1} "):
+        eq.train(model, ragged, eq.Algorithm(solver=wrap(part)), rounds=9, observers=[Watch()], **rounds)
+    assert not seen
+    with pytest.raises(InvalidParameter, match="schedule must give a rate that is finite and not negative in every round"):
+        part.learning_rate(index)
+    eq.train(model, ragged, eq.Algorithm(solver=part), rounds=4, **rounds)  # zero in the last round, which is allowed
