@@ -60,6 +60,11 @@ def growing_apart(self, weights, gradient, memory, anchor, lr):
     weights.mul_(1 + lr * self.weight_decay).sub_(lr * gradient)
 
 
+def growing_by_a_constant(self, weights, gradient, memory, anchor, lr):
+    weights.sub_(lr * gradient)
+    weights.copy_(weights.sign() * (weights.abs() + lr * 0.01))
+
+
 def momentum_against(self, weights, gradient, memory, anchor, lr):
     memory[0].mul_(0.9).sub_(gradient)
     weights.sub_(lr * (gradient + 0.2 * memory[0]))
@@ -75,13 +80,16 @@ BROKEN_SOLVERS = [
     (solver(away_in_any_case), laws.TO_ANCHOR, "prox * (weights - anchor)"),
     (solver(growing_weights, weight_decay=0.01), laws.TO_ZERO, "weight_decay * weights"),
     (solver(growing_apart, weight_decay=1e-4), laws.TO_ZERO, "weight_decay * weights"),
+    (solver(growing_by_a_constant), laws.TO_ZERO, "weight_decay * weights"),
     (solver(momentum_against, 1), laws.ON_AND_ON, "Momentum adds to the gradient"),
     (solver(momentum_alternating, 1), laws.NOT_BACK, "Momentum adds to the gradient"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("part", "law", "cure"), BROKEN_SOLVERS, ids=["prox", "anchor", "decay", "decay apart", "momentum", "alternating"]
+    ("part", "law", "cure"),
+    BROKEN_SOLVERS,
+    ids=["prox", "anchor", "decay", "decay apart", "constant", "momentum", "alternating"],
 )
 def test_a_solver_with_a_wrong_sign_is_refused_by_check_and_by_train(part, law, cure, ragged):
     with pytest.raises(LawBroken) as checked:
@@ -91,6 +99,50 @@ def test_a_solver_with_a_wrong_sign_is_refused_by_check_and_by_train(part, law, 
     for caught in (checked, tried):
         assert law in str(caught.value)
         assert cure in str(caught.value)
+
+
+def norm_last(self, weights, gradient, memory, anchor, lr):
+    weights.sub_(lr * gradient / gradient.norm(dim=-1, keepdim=True).clamp(min=1e-3))
+
+
+def long_rows_clipped(self, weights, gradient, memory, anchor, lr):
+    weights.sub_(lr * gradient / (gradient.norm(dim=-1, keepdim=True) / 100).clamp(min=1))
+
+
+def centred(self, weights, gradient, memory, anchor, lr):
+    weights.sub_(lr * (gradient - 0.5 * gradient.mean(-1, keepdim=True)))
+
+
+def top_half(self, weights, gradient, memory, anchor, lr):
+    weights.sub_(lr * gradient * (gradient.abs() >= gradient.abs().median(-1, keepdim=True).values))
+
+
+def error_feedback(self, weights, gradient, memory, anchor, lr):
+    memory[0].add_(lr * gradient)
+    sent = memory[0].abs().mean(-1, keepdim=True) * memory[0].sign()
+    memory[0].sub_(sent)
+    weights.sub_(sent)
+
+
+NOT_ALONE = {
+    "norm of rows": solver(norm_last),
+    "long rows": solver(long_rows_clipped),
+    "centred": solver(centred),
+    "top half": solver(top_half),
+    "error feedback": solver(error_feedback, 1),
+}
+
+
+@pytest.mark.parametrize("part", NOT_ALONE.values(), ids=NOT_ALONE)
+def test_a_step_that_mixes_numbers_is_refused_by_check_and_by_train(part, ragged):
+    """The simulator gives a step one tensor of many clients, the loop the vector of one: they would train other models."""
+    with pytest.raises(LawBroken) as checked:
+        check_solver(part)
+    with pytest.raises(InvalidParameter) as tried:
+        train(ragged, solver=part)
+    for caught in (checked, tried):
+        assert laws.ONE_BY_ONE in str(caught.value)
+        assert "clip_norm= bounds the norm of a client's gradient" in str(caught.value)
 
 
 def nesterov(self, weights, gradient, memory, anchor, lr):
@@ -145,13 +197,6 @@ def optimistic(self, weights, gradient, memory, anchor, lr):
     memory[0].copy_(gradient)
 
 
-def error_feedback(self, weights, gradient, memory, anchor, lr):
-    memory[0].add_(lr * gradient)
-    sent = memory[0].abs().mean(-1, keepdim=True) * memory[0].sign()
-    memory[0].sub_(sent)
-    weights.sub_(sent)
-
-
 def projected(self, weights, gradient, memory, anchor, lr):
     weights.sub_(lr * gradient).clamp_(min=0)
 
@@ -194,7 +239,6 @@ HONEST_SOLVERS = {
     "adadelta": solver(adadelta, 2),
     "rprop": solver(rprop, 2),
     "optimistic": solver(optimistic, 1),
-    "error feedback": solver(error_feedback, 1),
     "projected": solver(projected),
     "soft threshold": solver(soft_threshold),
     "clipped value": solver(clipped_value),
@@ -303,10 +347,31 @@ def restarted(params, total, state):
     return params + velocity, velocity
 
 
+def schedule_free(params, total, state):
+    fast, count = state[0] + total, state[2] + 1
+    mean = state[1] + (fast - state[1]) / count
+    return 0.1 * fast + 0.9 * mean, (fast, mean, count)  # rounds, also where both are the parameters
+
+
+def test_a_server_that_rounds_is_not_refused_for_a_zero_update(ragged):
+    part = server(schedule_free, lambda params: (params.clone(), params.clone(), 0))
+    for seed in range(5):
+        check_server_optimizer(part, seed=seed)
+    train(ragged, server=part)
+
+
+def test_a_server_that_moves_by_more_than_rounding_at_a_zero_update_is_refused(ragged):
+    part = server(lambda params, total, state: ((1 - 1e-5) * params + total, state))
+    for refused in (lambda: check_server_optimizer(part), lambda: train(ragged, server=part)):
+        with pytest.raises((LawBroken, InvalidParameter), match="a zero update from a fresh state changes nothing"):
+            refused()
+
+
 HONEST_SERVERS = {
     "lamb": server(lamb, pair),
     "trust region": server(trust_region, lambda params: (0.0, 0)),
     "lars": server(lars, lambda params: None),
+    "schedule-free": server(schedule_free, lambda params: (params.clone(), params.clone(), 0)),
     "decaying": server(decaying, lambda params: 0),
     "warm-up": server(warm_up, lambda params: 0),
     "lookahead": server(slow_and_fast, lambda params: (torch.zeros_like(params), 0)),
@@ -327,3 +392,32 @@ HONEST_SERVERS = {
 @pytest.mark.parametrize("part", HONEST_SERVERS.values(), ids=HONEST_SERVERS)
 def test_honest_server_optimisers_keep_the_laws_of_direction(part):
     assert laws.broken_server_law(part) is None
+
+
+def falls_below_zero(index):
+    return 1 - index / 3
+
+
+def no_number_later(index):
+    return float("nan") if index == 5 else 1.0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "index", "rate"), [(falls_below_zero, 4, "-0.0333"), (no_number_later, 5, "nan")], ids=["negative", "nan"]
+)
+@pytest.mark.parametrize("wrap", [lambda inner: inner, eq.solvers.Scaffold], ids=["plain", "wrapped"])
+def test_a_schedule_whose_rate_turns_negative_is_refused_before_the_first_round(schedule, index, rate, wrap, ragged):
+    """0.1 · (1 − 4/3) = −0.0333: a step along the gradient."""
+    part, model = eq.solvers.SGD(lr=0.1, schedule=schedule), eq.models.Softmax(4, 3)
+    rounds, seen = {"clients_per_round": 4, "engine": "loop", "progress": False}, []
+
+    class Watch(eq.types.Observer):
+        def on_round(self, report):
+            seen.append(report)
+
+    with pytest.raises(InvalidParameter, match=rf"{schedule.__name__}.*the rate {rate}.* in round {index + 1} "):
+        eq.train(model, ragged, eq.Algorithm(solver=wrap(part)), rounds=9, observers=[Watch()], **rounds)
+    assert not seen
+    with pytest.raises(InvalidParameter, match="schedule must give a rate that is finite and not negative in every round"):
+        part.learning_rate(index)
+    eq.train(model, ragged, eq.Algorithm(solver=part), rounds=4, **rounds)  # zero in the last round, which is allowed

@@ -45,7 +45,7 @@ from equipoise.runs.own_parts import try_own_parts
 from equipoise.runs.solver_rows import SolverRows
 from equipoise.runs.stopping import EarlyStopping, refuse_stop
 from equipoise.runs.trivial_answer import with_trivial_answer
-from equipoise.solvers.local_optimizer import rates_by_name
+from equipoise.solvers.local_optimizer import rates_by_name, refuse_wrong_rates
 from equipoise.types import (
     Engine,
     EngineTraits,
@@ -240,6 +240,7 @@ def set_up(
         raise InvalidParameter("clients_per_round", "must be given unless the sampler is sampling.Full()", None, fix)
     refuse_missing_groups(parts.risk, data.train.ids)
     algorithm.drawn_by(0, alpha, clients_per_round=clients_per_round, seed=seed)  # refuses an impossible cohort before any work
+    refuse_wrong_rates(algorithm.solver, rounds)
     try_own_parts(algorithm, data.train.ids, alpha, clients_per_round, seed)
     personal: PersonalWork | None = None
     adaptation: PersonalWork | None = None

@@ -1,11 +1,13 @@
-"""Laws of the direction of many steps, of a solver and of a server optimiser: most wrong signs break one of them.
+"""Laws of the steps of a solver and of a server optimiser: most wrong signs break one of them.
 
-Each law compares runs that differ in one thing, so that corrections which all runs share cancel. Honest optimisers keep them:
-momentum, Nesterov, Adam and its kin, sign descent, decaying steps, Lookahead, error feedback, a proximal term, weight decay.
+Steps of a solver act on each number alone. The other laws are of the direction of many steps. Each of these compares runs that
+differ in one thing, so that corrections which all runs share cancel. Honest optimisers keep them: momentum, Nesterov, Adam and
+its kin, sign descent, decaying steps, Lookahead, a proximal term, weight decay.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -31,6 +33,13 @@ OPPOSITE = "opposite updates move the parameters by as much in the opposite dire
 OPPOSITE_CURE = "Leave out constants that do not depend on the updates."
 STATE_CHANGES = "a state that begins at zero and that a step uses is changed by steps"
 STATE_CHANGES_CURE = "Return the next state: velocity = 0.9 * state + total; return params + velocity, velocity."
+ONE_BY_ONE = "a step acts on each number alone, whatever tensors the numbers are cut into"
+ONE_BY_ONE_CURE = (
+    "Engines differ in this: the loop engine gives a step all parameters of one client (D,), the simulator one tensor of many "
+    "clients (K, …). Take no norm, mean, sort or sum in a step. clip_norm= bounds the norm of a client's gradient, and rates= "
+    "scales the rate of tensors."
+)
+_CUTS = ((2, 3), (4,), (2, 2, 2), (1, 6))  # the shapes of tensors that 24 numbers of a client are cut into
 _KEPT_SHARE = 0.15  # of the first step; Lookahead and optimistic steps keep a half of it
 _SLACK = 1e-12
 _MANY, _RATE = 60, 1e-4
@@ -49,6 +58,44 @@ def _path(solver: Any, start: Tensor, anchor: Tensor, gradients: Sequence[Tensor
 
 
 def broken_step_law(solver: Any) -> Broken | None:
+    """The first law of direction, or of acting on each number alone, that steps of a solver break; None if they break none."""
+    return _broken_direction(solver) or _broken_alone(solver)
+
+
+def _broken_alone(solver: Any) -> Broken | None:
+    """Whether steps on the vector of each client are the steps on its numbers cut into tensors, as the simulator has them.
+
+    Gradients of several lengths are tried, since a bound of their norm acts on long ones only.
+    """
+    traits, gen = solver_traits(solver), torch.Generator().manual_seed(5)
+    parts = [math.prod(shape) for shape in _CUTS]
+    for clients in (1, 3):
+        for length in (1e-3, 1.0, 1e3):
+            start = torch.randn(clients, sum(parts), generator=gen, dtype=torch.float64)
+            anchor = torch.randn(sum(parts), generator=gen, dtype=torch.float64)
+            whole, cut = [row.clone() for row in start], [
+                piece.reshape(clients, *shape).clone() for piece, shape in zip(torch.split(start, parts, 1), _CUTS, strict=True)
+            ]  # fmt: skip
+            centres = [piece.reshape(shape) for piece, shape in zip(torch.split(anchor, parts), _CUTS, strict=True)]
+            memories, kept = [solver.begin(row) for row in whole], [solver.begin(piece) for piece in cut]
+            for number in range(1, 1 + max(3, traits.repeats)):
+                told = {"number": number} if traits.numbered else {}
+                gradients = length * torch.randn(clients, sum(parts), generator=gen, dtype=torch.float64)
+                for row, gradient, memory in zip(whole, gradients, memories, strict=True):
+                    solver.step(row, gradient.clone(), memory, anchor=anchor.clone(), lr=0.01, **told)
+                for place, piece in enumerate(torch.split(gradients, parts, 1)):
+                    weights, gradient = cut[place], piece.reshape(cut[place].shape).clone()
+                    solver.step(weights, gradient, kept[place], anchor=centres[place].clone(), lr=0.01, **told)
+            flat = torch.stack(whole)
+            apart = float((torch.cat([piece.flatten(1) for piece in cut], 1) - flat).abs().max())
+            moved = float((flat - start).abs().max())
+            if not apart <= 1e-6 * moved:
+                shown = f"{number} steps move numbers by up to {moved:.3g}, and by up to {apart:.3g} otherwise if they are cut"
+                return ONE_BY_ONE, shown, ONE_BY_ONE_CURE
+    return None
+
+
+def _broken_direction(solver: Any) -> Broken | None:
     """The first law of direction that the steps of a solver break; None if they break none."""
     weights = torch.linspace(0.5, 2.0, 8, dtype=torch.float64) * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(4)
     other, zero = weights.flip(0) + 0.3, torch.zeros_like(weights)
@@ -63,6 +110,9 @@ def broken_step_law(solver: Any) -> Broken | None:
     growth = float((large - small) @ weights)
     if growth > _SLACK:
         return TO_ZERO, f"twice the weights move by {growth:.3g} more along themselves", TO_ZERO_CURE
+    grown = [float(_path(solver, start, start, few)[-1].norm() - start.norm()) for start in (weights, -weights)]
+    if min(grown) > _SLACK:  # of both: a constant in the step lengthens one, and shortens the other
+        return TO_ZERO, f"{len(few)} steps lengthen the weights by {min(grown):.3g}", TO_ZERO_CURE
     size = float(weights.square().sum())
     gradients = _MANY * each * [weights]
     down, up = (_path(solver, zero, zero, [sign * every for every in gradients]) for sign in (1, -1))

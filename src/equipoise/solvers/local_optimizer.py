@@ -138,7 +138,15 @@ class LocalOptimizer:
 
     def learning_rate(self, round_index: int) -> float:
         """The rate of a round: lr times the schedule's factor."""
-        return self.lr if self.schedule is None else self.lr * float(self.schedule(round_index))
+        if self.schedule is None:
+            return self.lr
+        rate = self.lr * float(self.schedule(round_index))
+        if not 0 <= rate < math.inf:
+            rule = "must give a rate that is finite and not negative in every round"
+            shown = f"{self.schedule!r}, which gives the rate {rate:g} in round {round_index + 1} (index {round_index})"
+            fix = "Bound the factor from below, e.g. max(1 - index / rounds, 0.01), or use solvers.LinearDecay(rounds)."
+            raise InvalidParameter("schedule", rule, shown, fix)
+        return rate
 
     @property
     def step_factor(self) -> Callable[[int], float] | None:
@@ -195,6 +203,15 @@ def check_schedule_factor(parameter: str, schedule: Any) -> None:
     require(callable(schedule) and not isinstance(schedule, type), parameter, rule, schedule, fix)
     first = schedule(0)
     require(is_number(first) and 0 < first < math.inf, parameter, rule, f"{schedule!r}, {first!r} at 0", fix)
+
+
+def refuse_wrong_rates(solver: Any, rounds: int) -> None:
+    """Raise InvalidParameter if a schedule gives a rate that is negative or not finite in one of the first 10,000 rounds."""
+    while solver is not None:
+        if isinstance(solver, LocalOptimizer) and solver.schedule is not None:
+            for index in range(min(rounds, 10_000)):
+                solver.learning_rate(index)
+        solver = solver_traits(solver).solver
 
 
 def check_rates(rates: Any) -> None:

@@ -45,7 +45,7 @@ class _NoSteps(AdjustedSolver):
 
 @check_of("a solver", on_copy=True)
 def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
-    """Zero steps give a zero update; steps move the parameters, in place; a step acts on each client alone.
+    """Zero steps give a zero update; steps move the parameters, in place; a step acts on each client and each number alone.
 
     More data never mean fewer steps. A few small steps on a convex loss lower it. A memory that a step uses is changed by it,
     in place. The same steps again give the same result. Options that a subclass of SGD inherits have an effect. The anchor

@@ -38,6 +38,7 @@ class LocalSolver(Protocol):
     def step(self, weights: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], *, anchor: Tensor, lr: float) -> None:
         """One step, in place, element by element: `weights` may be one client's (D,) or many clients' (K, …).
 
+        Engines cut the numbers into tensors in different ways, so that a norm, a mean or a sort in a step is refused.
         Only `weights` and `memory` are written to; `gradient` may share memory with another parameter's. A `numbered` solver
         (SolverTraits) gets one more keyword, `number`: the number of the step, from 1 on, as a number or as one number per
         client in a float64 tensor that broadcasts to `weights`.
