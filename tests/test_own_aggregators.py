@@ -115,3 +115,44 @@ def test_weights_that_are_ignored_are_told_where_a_risk_sets_them(ragged):
 def train(ragged, part, **parts):
     algorithm = eq.Algorithm(aggregator=part, **parts)
     return eq.train(eq.models.Softmax(4, 3), ragged, algorithm, rounds=1, clients_per_round=4, engine="loop", progress=False)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The mean over one plus the standard deviation between clients, which is NaN for one client."""
+
+    unbiased: bool = True
+    linear = False
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        return mean(updates, weights) / (1 + updates.std(0, unbiased=self.unbiased)), state
+
+
+@dataclass(frozen=True)
+class NoNumberLater:
+    """The mean, and NaN from the fifth round on."""
+
+    linear = False
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        number = (state or 0) + 1
+        return mean(updates, weights) * (float("nan") if number >= 5 else 1.0), number
+
+
+@pytest.mark.filterwarnings("ignore:std")
+def test_an_aggregator_whose_total_of_one_client_is_not_finite_is_refused(ragged):
+    law = "the total of one finite update is finite"
+    with pytest.raises(eq.testing.LawBroken, match=law):
+        eq.testing.check_aggregator(Spread())
+    eq.testing.check_aggregator(Spread(unbiased=False))
+
+    def train(part, clients):
+        algorithm, model = eq.Algorithm(aggregator=part), eq.models.Softmax(4, 3)
+        eq.train(model, ragged, algorithm, rounds=6, clients_per_round=clients, engine="loop", progress=False)
+
+    with pytest.raises(InvalidParameter, match=law):
+        train(Spread(), 1)
+    train(Spread(), 3)
+    train(Spread(unbiased=False), 1)
+    with pytest.raises(eq.errors.Diverged, match=r"Round 5: the total that NoNumberLater\(\) makes of 3 finite updates is not"):
+        train(NoNumberLater(), 3)

@@ -421,3 +421,9 @@ def test_a_schedule_whose_rate_turns_negative_is_refused_before_the_first_round(
     with pytest.raises(InvalidParameter, match="schedule must give a rate that is finite and not negative in every round"):
         part.learning_rate(index)
     eq.train(model, ragged, eq.Algorithm(solver=part), rounds=4, **rounds)  # zero in the last round, which is allowed
+
+
+def test_a_local_schedule_that_turns_negative_is_refused_before_the_first_round(ragged):
+    with pytest.raises(InvalidParameter, match=r"local_schedule must .*falls_below_zero.* gives -0.333333 at local step 5 "):
+        train(ragged, solver=eq.solvers.SGD(steps=9, local_schedule=falls_below_zero))
+    train(ragged, solver=eq.solvers.SGD(steps=4, local_schedule=falls_below_zero))

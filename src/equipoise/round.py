@@ -30,7 +30,15 @@ from equipoise.round_report import rejected_clients, report_of
 from equipoise.runs.drift import corrected_state, weights_of_steps
 from equipoise.runs.normalised_work import NormalisedWork, normalisers_of
 from equipoise.runs.state_rules import refuse_unkeepable
-from equipoise.server_step import combined_sum, left_out_factor, next_state, scaled, server_step, step_factor
+from equipoise.server_step import (
+    combined_sum,
+    left_out_factor,
+    named_by_aggregator,
+    next_state,
+    scaled,
+    server_step,
+    step_factor,
+)
 from equipoise.solvers.prepared import RoundContext
 from equipoise.types import Cohort, Combined, Job, RiskValue, RoundReport, ServerState
 
@@ -324,7 +332,10 @@ def finish(run: RunInRound, plan: Plan, worked: Worked | Diverged, began: float,
         changed["solver"] = corrected_state(run, plan, combined)
     if (server_total := run.algorithm.traits.solver.server_total) is not None and not combined.lost:
         total = server_total(changed["solver"], total)
-    changed["params"], changed["server"] = server_step(state, run.algorithm, total)
+    try:
+        changed["params"], changed["server"] = server_step(state, run.algorithm, total)
+    except Diverged as failure:
+        raise named_by_aggregator(failure, run.algorithm.aggregator, combined) from None
     changed |= {"aggregator": combined.aggregator, "privacy": combined.privacy}
     if combined.carried is not None:
         changed["carried"] = setting.task.carried.from_moments(combined.carried).to(state.params)

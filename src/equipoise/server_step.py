@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from equipoise.algorithm import Algorithm
-from equipoise.errors import Diverged
+from equipoise.core.abilities import is_of_user
+from equipoise.errors import Diverged, shown
 from equipoise.types import Combined, LocalWork, ServerState
 
 if TYPE_CHECKING:
@@ -57,6 +58,22 @@ def server_step(state: ServerState, algorithm: Algorithm, total: Tensor) -> tupl
     if not math.isfinite(float(params.sum())) and not bool(torch.isfinite(params).all()):
         raise Diverged(state.round, (), "model after the server's step")
     return params, server_state
+
+
+def named_by_aggregator(failure: Diverged, aggregator: Any, combined: Combined) -> Diverged:
+    """The error of a round whose model is not finite; it names an aggregator of the user's own that made it so.
+
+    That is known where the updates of all clients are finite and their total is not.
+    """
+    work = combined.work
+    finite = work is not None and bool(work.arrived.all())
+    if work is None or not finite or not is_of_user(aggregator) or bool(torch.isfinite(combined.total).all()):
+        return failure
+    count = len(work.arrived)
+    updates = "one finite update" if count == 1 else f"{count} finite updates"
+    named = Diverged(failure.round, (), f"total that {shown(aggregator)} makes of {updates}")
+    named.because("The clients' work is not the cause. Try the aggregator with equipoise.testing.check_aggregator.")
+    return named
 
 
 def next_state(setting: Setting, state: ServerState, **changed: Any) -> ServerState:

@@ -65,6 +65,8 @@ MEMORY_IN_PLACE = "a memory that begins at zero and that the step uses is change
 MEMORY_CURE = "Write e.g. memory[0].mul_(0.9).add_(gradient); `m = 0.9 * m + gradient` stores nothing."
 ALONG = "the first step goes along the update"
 ALONG_CURE = "The total is added to the parameters; it is no gradient. Write params + lr * total."
+ONE_UPDATE = "the total of one finite update is finite, where a cohort of one client is taken at all"
+ONE_UPDATE_CURE = "A standard deviation of one client is NaN: write updates.std(0, unbiased=False)."
 TWO_THINGS = "it returns two things, the total and its state"
 ANY_ORDER = "the order of clients does not matter"
 ANY_ORDER_LATER = "the order of clients in one round does not matter for the totals of later rounds"
@@ -96,7 +98,7 @@ def try_own_parts(algorithm: Algorithm, clients: Sequence[str], alpha: Tensor, c
     trials: dict[str, Callable[[Any], None]] = {
         "risk": lambda part: _try_risk(part, clients, clients_per_round, bound),
         "solver": _try_solver,
-        "aggregator": _try_aggregator,
+        "aggregator": lambda part: _try_aggregator(part, clients_per_round),
         "server": _try_server,
         "sampler": lambda part: _try_sampler(part, alpha, clients_per_round, seed),
     }
@@ -294,7 +296,14 @@ def _try_solver(solver: Any) -> None:
         raise _Broken(*broken)
 
 
-def _try_aggregator(aggregator: Any) -> None:
+def total_of_one(aggregator: Any, **streams: Any) -> Tensor | None:
+    """An aggregator's total of one client's update; None where it needs more clients, and says so by an error."""
+    update, one = torch.tensor([[1.0, -2.0, 0.5]], dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    answer = _or_none(lambda: _copied(aggregator)(update, one, losses=0.5 * one, state=None, **streams)[0])
+    return answer if isinstance(answer, Tensor) else None
+
+
+def _try_aggregator(aggregator: Any, clients_per_round: int) -> None:
     _accepts(aggregator, AGGREGATOR_CALL, 0, 0, losses=None, state=None)
     # Three, since of two updates none is more central than the other; twelve for a part that needs more.
     updates = torch.tensor([[1.0, -2.0, 0.5], [3.0, 1.0, -1.0], [2.0, -1.5, 4.0]], dtype=torch.float64)
@@ -304,6 +313,8 @@ def _try_aggregator(aggregator: Any) -> None:
         updates, losses = torch.kron(several[:, None], updates), torch.kron(several, losses)
         weights = torch.kron(several, weights) / several.sum()
     _try_totals(aggregator, updates, weights, losses)
+    if clients_per_round == 1 and (single := total_of_one(aggregator)) is not None:
+        _hold(bool(single.isfinite().all()), ONE_UPDATE, single.tolist(), ONE_UPDATE_CURE)
 
 
 def _try_totals(aggregator: Any, updates: Tensor, weights: Tensor, losses: Tensor) -> None:

@@ -240,7 +240,7 @@ def set_up(
         raise InvalidParameter("clients_per_round", "must be given unless the sampler is sampling.Full()", None, fix)
     refuse_missing_groups(parts.risk, data.train.ids)
     algorithm.drawn_by(0, alpha, clients_per_round=clients_per_round, seed=seed)  # refuses an impossible cohort before any work
-    refuse_wrong_rates(algorithm.solver, rounds)
+    refuse_wrong_rates(algorithm.solver, rounds, int(data.train.host_sizes.max()))
     try_own_parts(algorithm, data.train.ids, alpha, clients_per_round, seed)
     personal: PersonalWork | None = None
     adaptation: PersonalWork | None = None

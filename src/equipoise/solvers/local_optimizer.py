@@ -18,6 +18,8 @@ from equipoise.core.numbers import Numbers
 from equipoise.errors import InvalidParameter, is_number, require, require_integer, require_number
 from equipoise.types import Cohort, Schedule
 
+_LOOKED_AT = 10_000  # rounds and local steps at which schedules are tried before a run
+
 
 def stragglers(keys: Tensor, share: float, full: int) -> tuple[Tensor, Tensor]:
     """Who of K clients is slow, (K,) bool, and how much of 1 … `full` each would get done, (K,) int64.
@@ -205,12 +207,21 @@ def check_schedule_factor(parameter: str, schedule: Any) -> None:
     require(is_number(first) and 0 < first < math.inf, parameter, rule, f"{schedule!r}, {first!r} at 0", fix)
 
 
-def refuse_wrong_rates(solver: Any, rounds: int) -> None:
-    """Raise InvalidParameter if a schedule gives a rate that is negative or not finite in one of the first 10,000 rounds."""
+def refuse_wrong_rates(solver: Any, rounds: int, largest: int) -> None:
+    """Raise InvalidParameter if a schedule gives a rate that is negative or not finite in a round or at a local step.
+
+    `largest` is the number of examples of the largest client. At most 10,000 rounds and steps are looked at.
+    """
     while solver is not None:
-        if isinstance(solver, LocalOptimizer) and solver.schedule is not None:
-            for index in range(min(rounds, 10_000)):
+        if isinstance(solver, LocalOptimizer):
+            for index in range(min(rounds, _LOOKED_AT) if solver.schedule is not None else 0):
                 solver.learning_rate(index)
+            local = solver.local_schedule
+            for index in range(min(solver.local_steps(largest), _LOOKED_AT) if local is not None else 0):
+                factor = float(local(index)) if local is not None else 1.0
+                rule = "must give a factor that is finite and not negative at every local step"
+                shown = f"{local!r}, which gives {factor:g} at local step {index + 1} (index {index})"
+                require(0 <= factor < math.inf, "local_schedule", rule, shown, "Bound the factor from below.")
         solver = solver_traits(solver).solver
 
 

@@ -22,6 +22,8 @@ from equipoise.runs.own_parts import (
     ANY_ORDER,
     ANY_ORDER_LATER,
     ANY_TYPE,
+    ONE_UPDATE,
+    ONE_UPDATE_CURE,
     ORDER_CURE,
     ROUNDING,
     SAMPLER_CALL,
@@ -29,6 +31,7 @@ from equipoise.runs.own_parts import (
     TOTAL_TYPE,
     TWO_THINGS,
     TYPE_CURE,
+    total_of_one,
 )
 from equipoise.runs.state_rules import LINEAR_CURE, NO_LINEAR_STATE, SAME_CURE
 from equipoise.runs.step_laws import broken_server_law
@@ -45,7 +48,7 @@ def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12
     this holds with the state of the calls before. A linear aggregator has no state. Zero updates give zero from a fresh state
     (None). Equal updates in every round give one total, however many clients send them, which a sum without weights does not;
     its inner product with them is positive in each of three rounds. Neither a total nor that of a later round depends on the
-    order of clients.
+    order of clients. The total of one finite update is finite, unless the aggregator refuses a cohort of one by an error.
 
     Whether the total uses the weights is not checked: a median of clients need not. `train` gives a notice where it matters.
     """
@@ -109,6 +112,9 @@ def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12
         double = combine(updates, 2 * weights, everyone)
         agree(aggregator, "a linear total doubles with the weights", double, 2 * total, 1e-9)
     _check_equal_updates(aggregator, answer, updates[0], clients)
+    alone = total_of_one(aggregator, **dict.fromkeys(streams, keys[:1]))
+    good = alone is None or bool(alone.isfinite().all())
+    hold(good, aggregator, ONE_UPDATE, alone, ONE_UPDATE_CURE)
 
 
 def _check_equal_updates(

@@ -89,8 +89,8 @@ def covered_by_seeds(runs: Sequence[RunRecord]) -> str:
     """What a spread over seeds covers, and what it leaves out, in words."""
     if seeds_split_again(runs):
         return (
-            "the randomness of training and of the split, since each seed splits the data again; splits that share clients or "
-            "examples overlap, which makes it too narrow in general"
+            "the randomness of training and of the split, since each seed splits the data again, or draws its own; it is too "
+            "narrow in general if the data of seeds share clients or examples, and not if each seed generates them anew"
         )
     return "the randomness of training, and not the choice of clients and examples, which all seeds share"
 
