@@ -181,6 +181,8 @@ def test_show_prints_what_is_there_without_data(files, tmp_path):
     lines = []
     reproduce("emnist-linear", out=Path("out"), show=True, say=lines.append)
     assert "FedAvg — 1 of 2 seeds run" in lines[-1]
+    reproduce("emnist-linear", out=Path("out"), show=True, device="cuda", say=lines.append)  # nothing runs: any machine can
+    assert lines[-1] == lines[-2]
     assert "Tilted-ERM (t = 1)\\* — 0 of 2 seeds run | 34.02 ± 0.30 | – |" in lines[-1]
     assert "Δ-FL 0.5 below FedAvg" in lines[-1]
     with pytest.raises(ConfigError, match="holds no run"):

@@ -87,7 +87,7 @@ def reproduce_table(
         raise ConfigError(unknown_name("scale", scale, entry.scales))
     chosen = entry.scales[scale]
     require(seeds is None or seeds >= 1, "seeds", "must be at least 1", seeds)
-    if ray is None:
+    if ray is None and not show:  # a table that a GPU made is shown on any machine
         usable_device(device)
     folder = data_folder(data)
     folder = None if folder is None else folder.absolute()  # nodes of a cluster have other working directories
