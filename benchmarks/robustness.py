@@ -2,6 +2,8 @@
 
     python benchmarks/robustness.py [--scale small|paper] [--data DIR] [--device cuda] [--workers 2] [--combinations]
 
+Figures of finished methods are kept in OUT: the same command goes on where an earlier one stopped.
+
 Fashion-MNIST (without it, scikit-learn's digits), five classes per client, 72 % of a client's examples for training, 8 % for
 validation, 20 % for test; learning rate 0.05, batches of 16, one epoch a round, clients weighted equally (section 5.7.4 and
 Algorithm 7). Each cell is the mean (standard deviation) of test accuracy over benign clients. Writes robustness-SCALE.json and
@@ -36,8 +38,10 @@ import equipoise as eq
 from equipoise.client_table import ClientTable
 from equipoise.core.rng import generator
 from equipoise.data.partition import by_classes, to_clients
+from equipoise.engines.simulator import engine as simulator_engine
 from equipoise.errors import Diverged, EquipoiseNotice
 from equipoise.personal.ditto import STRENGTHS_UNDER_ATTACK, USUAL_STRENGTHS
+from equipoise.reproduce.experiment_runs import write_json
 from equipoise.result import Result
 from equipoise.types import Aggregator, Attack
 
@@ -122,6 +126,9 @@ class Job:
     device: str | None
     combinations: bool
     methods: tuple[str, ...]
+    precision: str
+    workers: int
+    kept: Path  # where the figures of finished methods are
 
 
 def data_of(job: Job) -> eq.FederatedData:
@@ -173,7 +180,8 @@ class Bench:
         return eq.train(
             model or self.model(), self.data, algorithm, rounds=self.job.scale.rounds if rounds is None else rounds,
             clients_per_round=self.job.scale.clients_per_round, seed=self.job.seed, progress=False,
-            engine=eq.engines.Simulator(device=self.job.device), evaluate_every=max(1, self.job.scale.rounds // 4),
+            engine=eq.engines.Simulator(device=self.job.device, precision=self.job.precision),
+            evaluate_every=max(1, self.job.scale.rounds // 4),
         )  # fmt: skip
 
     def keep(self, name: str, accuracy: Tensor, **more: Any) -> None:
@@ -211,6 +219,8 @@ class Bench:
         elif name == "local":
             run = self.train(replace(self.base, personal=eq.personal.Local()))
         elif name == "finetuning":
+            if self.global_model is None:  # an earlier process has trained it
+                self.global_model = self.train(self.base).model
             run = self.train(replace(self.base, personal=eq.personal.Finetuning(EPOCHS)), model=self.global_model, rounds=0)
         elif name == "FedMGDA+":
             run, more["epsilon"] = self.fedmgda()
@@ -264,10 +274,15 @@ def weights_on_malicious(run: Result) -> dict[str, Any]:
 def run_column(job: Job) -> dict[str, dict[str, Any]]:
     """All methods of one column and seed: by name the mean and deviation of accuracy over benign clients, and more."""
     warnings.simplefilter("ignore", EquipoiseNotice)
-    if job.device is None:
-        torch.set_num_threads(1)
-    bench = Bench(job)
-    for name in (m for m in job.methods if m != "Ditto"):
+    torch.set_num_threads(1)
+    if job.device is not None and job.workers > 1:
+        torch.cuda.set_per_process_memory_fraction(0.9 / job.workers)
+        # Paths are not measured: beside other runs the faster one would be a matter of chance.
+        simulator_engine.measured_on_device = lambda *asked: None  # type: ignore[assignment]
+    bench, place = Bench(job), job.kept / f"{job.column.title.replace(' ', '-').replace('%', '')}-seed{job.seed}.json"
+    if place.exists():
+        bench.found = json.loads(place.read_text())
+    for name in (m for m in job.methods if m != "Ditto" and m not in bench.found):
         try:
             bench.run(name)
         except Diverged as failure:
@@ -275,6 +290,8 @@ def run_column(job: Job) -> dict[str, dict[str, Any]]:
             lost += [f"Ditto + {name}"] if job.combinations and f"Ditto + {name}" in COMBINATIONS else []
             for each in lost:
                 bench.found[each] = {"mean": math.nan, "deviation": math.nan, "diverged": str(failure)}
+        write_json(place, bench.found)
+        print(f"{job.column.title}, seed {job.seed}: {name}, {bench.found[name].get('seconds', 0):.0f} s", flush=True)
     return bench.found
 
 
@@ -416,6 +433,7 @@ def main() -> None:
     parser.add_argument(
         "--combinations", action="store_true", help="also Ditto with clipping, with multi-Krum, with fair training"
     )
+    parser.add_argument("--precision", default="float32", help="of a GPU's products: float32, tf32 or bf16")
     parser.add_argument("--out", type=Path, default=Path("bench"))
     options = parser.parse_args()
     folder = str(options.data) if options.data is not None and (Path(options.data) / "fashion_mnist.npz").is_file() else None
@@ -424,9 +442,13 @@ def main() -> None:
     scale = replace(scale, rounds=options.rounds or scale.rounds, clients_per_round=per_round)
     wanted = options.columns.split(",") if options.columns else [c.title for c in COLUMNS]
     asked = options.methods.split(",")
-    methods = tuple(m for m in METHODS if m in asked or (m == "global" and {"finetuning", "Ditto"} & set(asked)))
+    asked = (["global"] if {"finetuning", "Ditto"} & set(asked) else []) + asked
+    methods = tuple(dict.fromkeys(m for m in asked if m in METHODS))
+    kept = options.out / f"robustness-{options.scale}-{scale.rounds}-rounds"
+    kept.mkdir(parents=True, exist_ok=True)
+    more = (options.combinations, methods, options.precision, options.workers, kept)
     jobs = [
-        Job(column, seed, scale, folder, options.device, options.combinations, methods)
+        Job(column, seed, scale, folder, options.device, *more)
         for column in COLUMNS if column.title in wanted for seed in range(options.seeds)
     ]  # fmt: skip
     began = time.perf_counter()
