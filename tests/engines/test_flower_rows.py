@@ -39,6 +39,11 @@ KEEPS = {
     "pFedMe, Δ-FL": eq.Algorithm(
         solver=SGD(batch_size=4), personal=eq.personal.PFedMe(2.0, 3), risk=eq.risk.Superquantile(0.5)
     ),
+    "FedPer": eq.Algorithm(solver=SGD(batch_size=4), personal=eq.personal.FedPer("bias")),
+    "FedRep": eq.Algorithm(solver=SGD(batch_size=4), personal=eq.personal.FedRep("bias", 2, 1)),
+    "FedBABU": eq.Algorithm(solver=SGD(batch_size=4), personal=eq.personal.FedBABU("bias", 2)),
+    "LG-FedAvg": eq.Algorithm(solver=SGD(batch_size=4), personal=eq.personal.LGFedAvg("weight")),
+    "kept alone": eq.Algorithm(solver=SGD(batch_size=4), personal=eq.personal.Split("bias", (("kept", 2), ("all", None)))),
     "GroupDRO": eq.Algorithm(solver=SGD(batch_size=4), risk=GROUPS),
     "FedNova": eq.Algorithm(solver=SGD(batch_size=4), aggregator=FedNova()),
     "FedNova, secure": eq.Algorithm(solver=SGD(batch_size=4), aggregator=FedNova(), privacy=SECURE),

@@ -1,11 +1,14 @@
 import importlib
 import inspect
+import tomllib
 
 import pytest
 
+import equipoise as eq
 from equipoise.errors import ConfigError
-from equipoise.experiment import catalog
-from equipoise.experiment.part_config import OBJECTS_FROM_DATA
+from equipoise.experiment import catalog, toml
+from equipoise.experiment.part_config import OBJECTS_FROM_DATA, check_part
+from equipoise.experiment.recorded import describe_part
 
 HOMES = {
     "risk": "equipoise.risk",
@@ -99,3 +102,21 @@ def test_every_listed_function_is_described_with_its_source(function):
     assert callable(part.target)
     assert part.summary
     assert part.source
+
+
+PHASES = (("all", None), ("kept", 2), ("shared", None))
+
+
+@pytest.mark.parametrize("personal", [
+    eq.personal.FedPer("head"), eq.personal.FedRep("head", 3, 2), eq.personal.FedBABU("head", 4), eq.personal.LGFedAvg("body"),
+    eq.personal.FedBN(), eq.personal.Split(("a", "b"), PHASES, finetuning=1),
+], ids=repr)  # fmt: skip
+def test_a_split_model_is_the_same_when_it_is_read_back(personal):
+    """FedRep was written down as FedPer, because no configuration held its phases; nodes then trained FedPer."""
+    text = toml.dumps(describe_part("personal", personal))
+    assert check_part("personal", tomllib.loads(text), "personal").make("personal") == personal
+
+
+@pytest.mark.parametrize("part", [p for p in ALL if p.kind not in ("model", "data")], ids=lambda p: f"{p.kind}-{p.name}")
+def test_a_configuration_holds_every_parameter_of_an_algorithms_part(part):
+    assert [p.name for p in part.all_parameters if not p.in_config] == []

@@ -30,6 +30,8 @@ def in_toml(annotation: Any) -> Any:
     listed = origin in (list, Sequence) or (origin is tuple and arguments[1:] == (Ellipsis,))
     if listed and (inner := in_toml(arguments[0])) is not None:
         return types.GenericAlias(Sequence, (inner,))
+    if origin is tuple and (inner := in_toml(Union[arguments])) is not None:  # a pair: a list of either type  # noqa: UP007
+        return types.GenericAlias(Sequence, (inner,))
     return None
 
 
@@ -83,9 +85,18 @@ def check_value(value: Any, annotation: Any, key: str) -> Any:
     if isinstance(value, str) and value == NONE and type(None) in get_args(annotation):
         return None
     try:
-        return _adapter(annotation).validate_python(value)
+        return _adapter(annotation).validate_python(_with_none(value, annotation))
     except ValidationError as failure:
         raise ConfigError(f"{key} must be {type_text(annotation, long=True)}, but is {toml_text(value)}.") from failure
+
+
+def _with_none(value: Any, annotation: Any) -> Any:
+    """A list, and the lists in it, with None for "none" where the type of the elements has None."""
+    if not isinstance(value, list) or get_origin(annotation) is not Sequence:
+        return value
+    (inner,) = get_args(annotation)
+    optional = type(None) in get_args(inner)
+    return [None if optional and isinstance(each, str) and each == NONE else _with_none(each, inner) for each in value]
 
 
 @cache
