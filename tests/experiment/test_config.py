@@ -59,7 +59,9 @@ def test_a_config_is_what_the_code_would_be():
     assert experiment.train(progress=False).params.equal(by_code.params)
 
 
-@pytest.mark.parametrize("written_out", [{}, {"sampler": eq.sampling.Poisson(), "averaging": averaging.Last(), "weights": "uniform"}])
+@pytest.mark.parametrize(
+    "written_out", [{}, {"sampler": eq.sampling.Poisson(), "averaging": averaging.Last(), "weights": "uniform"}]
+)
 def test_a_private_config_draws_the_noise_of_the_code(written_out):
     private = ['algorithm.risk.name="mean"', 'algorithm.privacy.name="differential_privacy"']
     private += ["algorithm.privacy.epsilon=3.0", "algorithm.privacy.delta=1e-3", "algorithm.privacy.clip=1.0"]
