@@ -210,6 +210,7 @@ class Spent:
     seeded: bool = False  # the noise can be drawn again by whoever knows the seed
     discrete: bool = False  # some of the noise is discrete, and recorded as the Gaussian of equal zCDP
     table: bool = False  # the data are a table, whose schema ε does not cover
+    seeded_cohorts: bool = False  # who takes part can be drawn again by whoever knows the seed
     hidden: bool = False  # nodes draw by themselves whether they take part, so that nobody knows the cohorts
 
     def _known_cohorts(self) -> str:
@@ -230,8 +231,13 @@ class Spent:
             + (" Discrete noise counts as the Gaussian of equal zCDP: within 0.3 %, but not a bound." * self.discrete)
             + (" Means, categories and other statistics in the table's schema are not covered by ε." * self.table)
             + (
-                " The noise was drawn from the run's seed, so ε is nominal: whoever knows the seed can take the noise off."
+                " The noise was drawn from the run's seed, so ε is nominal: whoever knows or guesses the seed can take the "
+                'noise off. For an ε that holds use DifferentialPrivacy(…, source="system"), in a file source = "system".'
                 * self.seeded
+            )
+            + (
+                " Who took part was drawn from the run's seed: the smaller ε holds while the seed is secret."
+                * (self.seeded_cohorts and not self.seeded)
             )
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.averaging import Last, Uniform
 from equipoise.core import rng
 from equipoise.core.fingerprints import without_addresses
 from equipoise.errors import require
@@ -29,6 +30,7 @@ from equipoise.privacy.private_quantile import ENOUGH_NOISE, Adjacency, PrivateQ
 from equipoise.privacy.random_source import RandomSource, Seeded, SystemSource, system_gaussian
 from equipoise.privacy.release_book import ReleaseBook
 from equipoise.privacy.secure_sum import required_modulus, rounded_norm_bound
+from equipoise.sampling import Poisson
 from equipoise.types import RunSize
 
 if TYPE_CHECKING:
@@ -336,11 +338,16 @@ def digest_releases(algorithm: Algorithm) -> str:
     """A short hash of all of an algorithm that its releases depend on.
 
     Methods of a comparison share their seed, and must not share their noise. Clients' own models change no release unless
-    they are what clients send.
+    they are what clients send. A part that is written out, as configuration files do, counts as the default that it is.
     """
     if algorithm.personal is not None and algorithm.traits.personal.updates is None:
         algorithm = replace(algorithm, personal=None)
-    return hashlib.blake2b(without_addresses(repr(algorithm)).encode(), digest_size=8).hexdigest()
+    described = {each.name: getattr(algorithm, each.name) for each in fields(algorithm)}
+    averaging = Uniform() if algorithm.traits.risk.averaged else Last()
+    usual = {"sampler": Poisson(), "averaging": averaging, "weights": "uniform"}
+    described |= {name: None for name, value in usual.items() if repr(described[name]) == repr(value)}
+    text = f"Algorithm({', '.join(f'{name}={value!r}' for name, value in described.items())})"
+    return hashlib.blake2b(without_addresses(text).encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True)

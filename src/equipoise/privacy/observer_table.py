@@ -19,6 +19,7 @@ from equipoise.privacy.ledger import Tally, compose, pack_sampling, unpack_sampl
 from equipoise.privacy.releases import CohortEvent, FixedSampling, PoissonSampling, Release
 
 ZEROED = "one client's contribution zeroed"
+SEEDED_COHORTS = "Who took part was drawn from the run's seed: ε of public and node holds while the seed is secret."
 PUBLIC = "sees every round's model and nothing else, and cannot know who took part"
 
 
@@ -73,6 +74,12 @@ class PrivacyTable:
     releases: int = 0  # noisy sums that were begun
     notes: tuple[str, ...] = ()
     noise: str = ""  # sentences on a released model that is mostly noise; empty if it is not
+
+    def with_seeded_cohorts(self) -> PrivacyTable:
+        """The table of a run whose cohorts were drawn from its seed: what sampling hides is hidden while the seed is secret."""
+        if self.delta is None or self.nominal or not any(sampling[0] != "everyone" for _, sampling, _ in self.events):
+            return self
+        return replace(self, notes=(*self.notes, SEEDED_COHORTS))
 
     def __getitem__(self, observer: str) -> ObserverPrivacy:
         for row in self.rows:

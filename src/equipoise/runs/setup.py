@@ -174,6 +174,7 @@ class Setting:
     def _observers(self, last: ServerState, released: Tensor) -> PrivacyTable:
         """ε by observer, and in words whether the released model (D,) is mostly noise."""
         table, plan = self.protection.privacy(last.privacy), vars(self.protection).get("noise")
+        table = table.with_seeded_cohorts() if self.engine_traits.network is None else table
         noise = noisy_model_words(plan, self.first_params, released, last.round)
         return replace(table, noise=noise) if noise else table
 
@@ -193,7 +194,10 @@ class Setting:
             inputs=() if self.data.schema is None else self.data.schema.inputs,
             personal=None if self.personal is None else PersonalModels(self, self.personal, chosen, reported.model),
             privacy=self._observers(last, reported.params),
-            epsilon=None if spent is None else replace(spent, table=self.data.schema is not None),
+            epsilon=None if spent is None else replace(
+                spent, table=self.data.schema is not None,
+                seeded_cohorts=self.engine_traits.network is None and not self.algorithm.traits.sampler.everyone,
+            ),
             sampled=sample_sizes(self.data, self.sample), schema=self.data.schema, task=self.task,
             signature=Signature.of(self.data, self.task.layout.dtype),  # of a federation, as its nodes have said
         )  # fmt: skip

@@ -111,7 +111,8 @@ class Library:
         about, state = watched.about, watched.state()
         found = {
             "id": run, "name": about.name, "kind": about.kind, "knob": about.knob, "values": list(about.values),
-            "data": about.data, "model": about.model, "method": about.method, "seed": about.seed, "private": about.private,
+            "data": about.data, "model": about.model, "method": about.method, "private": about.private,
+            "seed": None if about.private else about.seed,  # noise and cohorts follow from it
             "privacy": about.privacy, **state.table(),
         }  # fmt: skip
         if state.status == "finished":

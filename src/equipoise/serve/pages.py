@@ -82,7 +82,7 @@ def runs_table(runs: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         yield f'<tr data-run="{escape(run["id"])}"><th scope="row"><a href="{run_address(run["id"])}">{escape(run["name"])}</a>'
         yield f'{knob}</th><td>{badge(run["status"])}</td><td class="rounds">{run["rounds_done"]} of {run["rounds"]}</td>'
         yield f'<td class="left">{left}</td>'
-        yield f'<td class="text">{escape(run["data"])}</td><td>{run["seed"]}</td></tr>'
+        yield f'<td class="text">{escape(run["data"])}</td><td>{"–" if run["seed"] is None else run["seed"]}</td></tr>'
     yield "</tbody></table></div>"
 
 
@@ -302,7 +302,8 @@ def study_page(study: Mapping[str, Any], *, root: str) -> str:
         yield '</tr></thead><tbody id="study-rows">'
         for row in study["runs"]:
             numbers = [row["shown"].get(key, "–") for key in ("mean", "percentile_90", "worst_10")]
-            yield f'<tr><th scope="row"><a href="{run_address(row["id"])}">{escape(row["name"])}</a></th><td>{row["seed"]}</td>'
+            yield f'<tr><th scope="row"><a href="{run_address(row["id"])}">{escape(row["name"])}</a></th>'
+            yield f"<td>{'–' if row['seed'] is None else row['seed']}</td>"
             yield "".join(f"<td>{escape(number)}</td>" for number in numbers)
             yield f"<td>{badge(row['status'])}</td><td>{row['rounds_done']} of {row['rounds']}</td></tr>"
         address_of = f"/api/studies/{quote(study['id'], safe='')}"

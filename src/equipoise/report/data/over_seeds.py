@@ -73,6 +73,13 @@ def figures_of(runs: Sequence[RunRecord]) -> dict[str, Spread]:
     return row
 
 
+def run_label(run: RunRecord, runs: Sequence[RunRecord]) -> str:
+    """Which of the runs of a method one is, in words: by its seed, which tells the noise of a run that protects clients."""
+    if not run.protects_clients:
+        return f"seed {run.seed}"
+    return f"run {next((place for place, each in enumerate(runs) if each is run), 0) + 1}"
+
+
 def seeds_split_again(runs: Sequence[RunRecord]) -> bool:
     """Whether the data differ from seed to seed: each seed splits them again, or draws its own."""
     return len({run.seed for run in runs}) > 1 and len({run.data_version for run in runs}) > 1

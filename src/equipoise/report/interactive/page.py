@@ -34,6 +34,7 @@ from equipoise.report.text.worst import worst_clients
 
 if TYPE_CHECKING:
     from equipoise.client_table import ClientTable
+    from equipoise.run_record import RunRecord
 
 OF_SINGLE_CLIENTS = ("histogram", "percentiles", "tradeoff", "sizes", "own", "gains")  # figures
 MOST_CLIENTS = 50_000  # rows of the table of all clients: a page of some megabytes
@@ -202,7 +203,7 @@ def _settings(study: Study) -> Iterator[str]:
     for index, method in enumerate(study.methods):
         yield f"<dt>{swatch(index)}{escape(method.name)}</dt><dd><code>{escape(repr(method.runs[0].algorithm))}</code></dd>"
     values = {
-        "seeds": [", ".join(str(run.seed) for run in method.runs) for method in study.methods],
+        "seeds": [_seeds(method.runs) for method in study.methods],
         "data": [method.runs[0].data for method in study.methods],
         "rounds": [_range([len(run.history.rounds) for run in method.runs]) for method in study.methods],
         "clients per round": [
@@ -212,6 +213,13 @@ def _settings(study: Study) -> Iterator[str]:
     yield from (f"<dt>{what}</dt><dd>{_by_method(study, each)}</dd>" for what, each in values.items())
     yield f"<dt>versions</dt><dd>equipoise {VERSION}, torch {escape(str(torch.__version__))}</dd>"
     yield "</dl></section>"
+
+
+def _seeds(runs: Sequence[RunRecord]) -> str:
+    """The seeds of runs; of runs that protect clients their number alone, since noise and cohorts follow from a seed."""
+    if any(run.protects_clients for run in runs):
+        return f"{len(runs)}, not shown: noise and cohorts of private runs follow from them"
+    return ", ".join(str(run.seed) for run in runs)
 
 
 def _by_method(study: Study, values: list[str]) -> str:

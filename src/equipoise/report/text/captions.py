@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equipoise.absent_clients import changed_clients_words
 from equipoise.report.data import series
-from equipoise.report.data.over_seeds import trivial_name, worse_than_trivial
+from equipoise.report.data.over_seeds import run_label, trivial_name, worse_than_trivial
 from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.text.phrases import count_words, listed, plural
 from equipoise.report.text.sentences import with_article
@@ -132,7 +132,7 @@ def _changed_clients(study: Study) -> str:
         (run, changed_clients_words(run.history.points, study.judged.split, named=run.epsilon is None)) for run in study.runs
     ]
     several = len(found) > 1
-    return "".join(f" {f'{run.name}, seed {run.seed}: ' * several}{words}" for run, words in found if words)
+    return "".join(f" {f'{run.name}, {run_label(run, study.runs)}: ' * several}{words}" for run, words in found if words)
 
 
 def _late_own_models(study: Study) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from equipoise.absent_clients import absent_words
 from equipoise.few_clients import few_clients_words
 from equipoise.privacy.observer_table import composed_words
-from equipoise.report.data.over_seeds import malicious_clients, without_own_models
+from equipoise.report.data.over_seeds import malicious_clients, run_label, without_own_models
 from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.text.phrases import BACKDOOR, attack_words, listed, own_worse_words, untrained_words
 from equipoise.report.text.tables import backdoor_table, malicious_table, nonbreaking, rejected_table, swatch
@@ -60,7 +60,7 @@ def absent_note(study: Study) -> str:
     for method in study.methods:
         for run in method.runs:
             words = absent_words(run.clients, split, named=run.epsilon is None)
-            sentences += [f"{method.name}, seed {run.seed}: {words}" if several else words] if words else []
+            sentences += [f"{method.name}, {run_label(run, method.runs)}: {words}" if several else words] if words else []
     if len({tuple(sorted(run.clients.not_evaluated.get(split, ()))) for run in study.runs}) > 1:
         sentences.append("Runs that leave out different clients do not compare: differences may come from the clients.")
     return " ".join(sentences)
@@ -119,7 +119,7 @@ def network_section(study: Study) -> Iterator[str]:
         sent, received, failed, reason = _by_node(run)
         rounds = max(1, len(run.history.rounds))
         totals = sum(r.bytes_sent for r in run.history.rounds), sum(r.bytes_received for r in run.history.rounds)
-        label = escape(f"{method.name}, seed {run.seed}")
+        label = escape(f"{method.name}, {run_label(run, method.runs)}")
         cells = "".join(f"<td>{_bytes_text(total)}</td>" for total in totals)
         each = " / ".join(_bytes_text(total / rounds) for total in totals)
         yield f"<tr><th>{label}</th><td>all</td>{cells}<td colspan=2>{each} a round</td></tr>"
@@ -130,7 +130,7 @@ def network_section(study: Study) -> Iterator[str]:
     yield "</tbody></table></div>"
     for method, run in federated:
         if skipped := skipped_words(run):
-            yield f'<p class="note skipped">{escape(f"{method.name}, seed {run.seed}: {skipped}")}</p>'
+            yield f'<p class="note skipped">{escape(f"{method.name}, {run_label(run, method.runs)}: {skipped}")}</p>'
     if any(run.epsilon is not None for _, run in federated):
         yield '<p class="note" id="operator">Of a run with differential privacy, what each node sent and when it failed is not '
         yield "shown: that would tell who took part. Its operator finds it in <code>rounds.jsonl</code> of the run folder.</p>"
