@@ -110,7 +110,19 @@ def test_labels_flipped_twice_are_the_labels():
     assert torch.equal(flip.poison(once, data.train.ids, 3).y, data.train.y)
 
 
-@pytest.mark.parametrize("attack", [attacks.ALIE(share=0.3, factor=1.5), attacks.Mimic(share=0.3)], ids=repr)
+WHOLE_RUNS = [
+    attacks.ALIE(share=0.3, factor=1.5),
+    attacks.IPM(share=0.3, epsilon=3.0),
+    attacks.Mimic(share=0.3),
+    attacks.MinMax(share=0.3),
+    attacks.SignFlip(share=0.3),
+    attacks.LabelFlip(share=0.3),
+    attacks.Backdoor(share=0.3, target=1),
+    attacks.Backdoor(share=0.3, target=1, boost=None),
+]
+
+
+@pytest.mark.parametrize("attack", WHOLE_RUNS, ids=repr)
 @pytest.mark.parametrize("aggregator", [eq.aggregators.WeightedMean(), eq.aggregators.Median()], ids=repr)
 def test_runs_under_attack_agree_on_both_engines(attack, aggregator):
     data = attacks.apply(eq.data.label_shift(train_clients=20, validation_clients=2, test_clients=4), attack)

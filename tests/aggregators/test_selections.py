@@ -164,7 +164,14 @@ def test_what_is_not_finite_is_left_out(part):
 def test_runs_with_every_new_aggregator_agree(engine, tmp_path):
     data = eq.data.label_shift(train_clients=20, validation_clients=2, test_clients=4)
     model = eq.models.Softmax(data.features, data.classes)
-    for part in (agg.NNM(agg.Median()), agg.Bucketing(agg.Krum(1)), agg.CentredClipping(), agg.Bulyan(2), agg.DnC(2)):
+    for part in (
+        agg.NNM(agg.Median()),
+        agg.Bucketing(agg.Krum(1)),
+        agg.CentredClipping(),
+        agg.Bulyan(2),
+        agg.MeaMed(),
+        agg.DnC(2),
+    ):
         algorithm = eq.Algorithm(aggregator=part)
 
         def run(rounds, part=algorithm, **given):

@@ -195,6 +195,24 @@ def test_fedbn_keeps_scale_shift_and_statistics():
         run(FedPer("head"), data, net, engine="loop")
 
 
+def test_fedbn_agrees_in_loop_and_simulator_and_resumes(tmp_path):
+    data, net = clients(torch.float64, examples=16), seeded(norm=nn.BatchNorm1d(5)).double()
+    given = {"solver": eq.solvers.SGD(lr=0.1, batch_size=3)}
+    loop, fast = (run(FedBN(), data, net, engine=engine, **given) for engine in ("loop", "simulator"))
+    file, ids = tmp_path / "run.safetensors", loop.personal.ids
+    run(FedBN(), data, net, rounds=2, checkpoint=file, **given)
+    again = run(FedBN(), data, net, checkpoint=file, **given)
+    torch.testing.assert_close(loop.params, fast.params, rtol=1e-9, atol=1e-9)
+    assert torch.equal(again.params, fast.params)
+    for name in ids:  # scale and shift, and the running mean and variance, which are no parameters
+        one, two, three = (result.personal.model(name).state_dict() for result in (loop, fast, again))
+        for key, value in one.items():
+            torch.testing.assert_close(value, two[key], rtol=1e-9, atol=1e-9)
+            assert torch.equal(two[key], three[key]), key
+    moved = [not torch.equal(loop.personal.model(name).body[1].running_mean, torch.zeros(5).double()) for name in ids]
+    assert sum(moved) >= 4  # those that were drawn have statistics of their own
+
+
 def test_what_makes_no_sense_is_refused():
     for make in (
         lambda: Split(""),
