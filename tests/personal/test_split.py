@@ -1,5 +1,7 @@
 """Split models: answers by hand, limits, frozen phases, statistics, engines, resume."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.personal import FedBABU, FedBN, FedPer, FedRep, LGFedAvg, Split
+from equipoise.personal.context import PersonalContext
 from equipoise.personal.split import kept_names
 
 
@@ -110,6 +113,19 @@ def test_with_everything_kept_it_is_local_bit_for_bit(engine):
     first = flat(seeded())
     for one, two in zip(split.personal.params(ids), local.personal.params(ids), strict=True):
         assert torch.equal(one, two) or torch.equal(one, first)  # one that was never drawn is served w^0 here, w^T there
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_with_everything_kept_it_is_local_but_for_the_batches_that_are_drawn(engine, monkeypatch):
+    # A client of Local works twice in a round, on the shared model and on its own, and each work has batches of its own. One
+    # of Split works once, on the batches of FedAvg. Given the same batches, their models are the same bit for bit.
+    def models(method):
+        return (result := run(method, engine=engine, clients_per_round=8)).personal.params(result.personal.ids)
+
+    split, apart = models(Split("*")), models(eq.personal.Local())
+    assert not torch.equal(split, apart)
+    monkeypatch.setattr(PersonalContext, "own_stream", lambda self, cohort: replace(cohort, effort=None, rows=None))
+    assert torch.equal(split, models(eq.personal.Local()))
 
 
 @pytest.mark.parametrize("privacy", [None, eq.privacy.GaussianMechanism(clip=0.5, noise_multiplier=1.0)], ids=["open", "noise"])
