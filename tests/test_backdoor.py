@@ -92,6 +92,32 @@ def test_a_model_that_is_blind_to_the_mark_has_its_usual_rate_of_false_targets()
     assert torch.equal(rates(Always(2, blind=True), seen), torch.ones(6, dtype=torch.float64))
 
 
+class SaysTargetWhereBright(nn.Module):
+    """Class 1 where the first pixel is bright, which no mark touches, else class 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        bright = (x[:, 0, 0] > 0.5).to(x)
+        return torch.stack([1 - bright, bright, torch.zeros_like(bright)], 1) + 0 * self.w
+
+
+def test_the_rate_of_a_blind_model_is_that_of_its_false_targets():
+    # Target 1. Client a has 4 examples of classes 0 and 2, of which 1 is called 1 falsely: ¼, with the mark or without it. Its
+    # example of class 1 does not count. Client b has 5 others, of which 2 are called 1: ⅖.
+    labels, bright = {"a": [0, 0, 2, 2, 1], "b": [0, 0, 0, 2, 2]}, {"a": [1, 0, 0, 0, 1], "b": [0, 0, 1, 1, 0]}
+    rows = []
+    for name, own in labels.items():
+        x = torch.zeros(5, 4, 4)
+        x[:, 0, 0] = torch.tensor(bright[name], dtype=torch.float32)
+        rows.append((name, x, torch.tensor(own)))
+    clients = ClientSet.pack(rows)
+    data = apply(FederatedData(clients, test=clients, classes=3), Backdoor(share=0.0, target=1, patch=2, value=9.0))
+    assert rates(SaysTargetWhereBright(), data).tolist() == pytest.approx([1 / 4, 2 / 5])
+
+
 def test_only_examples_of_other_classes_count():
     x, target = torch.zeros(4, 3), torch.tensor([0, 0, 1, 2])
     clients = ClientSet.pack([("a", x, target), ("b", x, torch.zeros(4, dtype=torch.int64))])

@@ -1,6 +1,7 @@
 """Attacks that see every honest update: answers by hand, the same on every engine, and what robust aggregators make of them."""
 
 import math
+from statistics import NormalDist
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from equipoise.data.federated_data import FederatedData
 from equipoise.errors import InvalidParameter
 from equipoise.testing import check_attack
 from made_clients import make_clients
+from test_drift import ENGINES, FULL, parabolas, train
 
 COLLUDING = [
     attacks.ALIE(share=0.4, seed=1, factor=1.5),
@@ -40,7 +42,10 @@ def test_the_law_of_attacks(attack):
 def test_alie_by_hand():
     # K = 25, f = 5: q = 12 + 1 − 5 = 8, Φ⁻¹(12/20) = 0.2533. K = 10, f = 1: q = 5, Φ⁻¹(4/9) < 0: no attack.
     assert alie_factor(25, 5) == pytest.approx(0.2533, abs=1e-4)
+    assert NormalDist().inv_cdf(4 / 9) == pytest.approx(-0.14, abs=1e-3)  # before the floor: μ + 0.14 s
     assert alie_factor(10, 1) == 0.0
+    # Factor 0 is the honest mean 2 from each attacker.
+    assert float(attacks.ALIE().corrupt(sent([[float(k)] for k in (1, 1, 1, 2, 2, 2, 3, 3, 3)]))) == pytest.approx(2.0)
     # Honest 1, 2, 3: μ = 2, s = 1 (with n − 1): 2 − 1.5.
     assert float(attacks.ALIE(factor=1.5).corrupt(sent([[1.0], [2.0], [3.0]]))) == pytest.approx(0.5)
 
@@ -102,6 +107,23 @@ def test_alone_among_themselves_attackers_do_not_fail():
             assert bool(torch.isfinite(found).all())
 
 
+def test_a_flipped_sign_by_hand():
+    # An attacker sends the negative of its own update, whatever the others send; −μ of the honest 5 would be IPM(1).
+    given = Sent(torch.tensor([[1.0, -2.0], [0.5, 0.0]]), torch.arange(2), 3, torch.tensor([[5.0, 5.0]]))
+    assert attacks.SignFlip().corrupt(given).tolist() == [[-1.0, 2.0], [-0.5, 0.0]]
+
+
+@ENGINES
+def test_a_round_with_a_flipped_sign_by_hand(engine):
+    # F_k = ½(w − x_k)², x = (1, 3), one step of rate ½ from w = 0: updates ½ and 1½. The attacker's is negated: (½ − 1½)/2 or
+    # (1½ − ½)/2.
+    data = attacks.apply(parabolas([1.0, 3.0]), attacks.SignFlip(share=0.5))
+    solver = eq.solvers.SGD(lr=0.5, batch_size=None, steps=1)
+    algorithm = eq.Algorithm(solver=solver, sampler=FULL, weights="uniform")
+    (bad,) = data.malicious
+    assert float(train(data, algorithm, 1, engine).params) == pytest.approx({"c0": 0.5, "c1": -0.5}[bad])
+
+
 def test_labels_flipped_twice_are_the_labels():
     data = FederatedData(make_clients([4, 5, 6]), test=make_clients([3]), classes=3, name="three")
     flip = attacks.LabelFlip(share=1.0)
@@ -110,7 +132,19 @@ def test_labels_flipped_twice_are_the_labels():
     assert torch.equal(flip.poison(once, data.train.ids, 3).y, data.train.y)
 
 
-@pytest.mark.parametrize("attack", [attacks.ALIE(share=0.3, factor=1.5), attacks.Mimic(share=0.3)], ids=repr)
+WHOLE_RUNS = [
+    attacks.ALIE(share=0.3, factor=1.5),
+    attacks.IPM(share=0.3, epsilon=3.0),
+    attacks.Mimic(share=0.3),
+    attacks.MinMax(share=0.3),
+    attacks.SignFlip(share=0.3),
+    attacks.LabelFlip(share=0.3),
+    attacks.Backdoor(share=0.3, target=1),
+    attacks.Backdoor(share=0.3, target=1, boost=None),
+]
+
+
+@pytest.mark.parametrize("attack", WHOLE_RUNS, ids=repr)
 @pytest.mark.parametrize("aggregator", [eq.aggregators.WeightedMean(), eq.aggregators.Median()], ids=repr)
 def test_runs_under_attack_agree_on_both_engines(attack, aggregator):
     data = attacks.apply(eq.data.label_shift(train_clients=20, validation_clients=2, test_clients=4), attack)

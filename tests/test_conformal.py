@@ -40,6 +40,23 @@ def test_coverage_is_at_least_what_was_asked_for(scores, miss):
     assert covered / choices >= 1 - miss - 1e-9
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(2, 5), min_size=1, max_size=3), st.randoms(use_true_random=False), st.floats(0.01, 0.6))
+def test_coverage_of_scores_without_ties_lies_between_both_bounds(sizes, order, miss):
+    # As above with n_k + 1 = `sizes` and no two scores equal: 1 − ζ ≤ coverage < 1 − ζ + K/(N + K), where N + K = Σ sizes.
+    total, clients = sum(sizes), len(sizes)
+    ranks = list(range(total))
+    order.shuffle(ranks)
+    scores = [ranks[sum(sizes[:k]) : sum(sizes[: k + 1])] for k in range(clients)]
+    choices, covered = 0, 0  # whole numbers: exact
+    for left_out in itertools.product(*(range(size) for size in sizes)):
+        rest = [s for own, place in zip(scores, left_out, strict=True) for i, s in enumerate(own) if i != place]
+        threshold = conformal_threshold(torch.tensor(rest, dtype=torch.float64), miss, clients)
+        covered += sum(len(own) for own, place in zip(scores, left_out, strict=True) if own[place] <= threshold)
+        choices += total
+    assert 1 - miss - 1e-9 <= covered / choices < 1 - miss + clients / total
+
+
 class Given(nn.Module):
     """The probability of the true class is in the input."""
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 
 import equipoise as eq
 from equipoise import aggregators as agg
+from equipoise.aggregators.wrappers import mixed_with_nearest
 from equipoise.errors import InvalidParameter
 from equipoise.testing import check_aggregator
 
@@ -102,6 +103,33 @@ def test_meamed_and_dnc_by_hand():
     assert float(total(agg.DnC(1), column(0, 1, 2, 3, 100))) == pytest.approx(1.5)
 
 
+@pytest.mark.parametrize(
+    ("draws", "expected"),
+    [
+        ([0, 1, 2, 0], [0.0, 5.0, 5.0]),  # dropped 2, 1 and 1 times: nobody never, so the mean of the last two
+        ([0, 1, 2], [10 / 3] * 3),  # once each: the mean of all
+        ([0, 1], [0.0, 0.0, 10.0]),  # the third is never dropped
+    ],
+)
+def test_dnc_keeps_those_dropped_least_often_where_everyone_is_dropped(monkeypatch, draws, expected):
+    # Client j alone stands out along coordinate j, so that it is dropped where coordinate j is drawn.
+    def drawn(keys, offset, count):
+        return (torch.arange(3) != draws[offset // count]).to(torch.int64).unsqueeze(0)  # the smallest comes first
+
+    monkeypatch.setattr("equipoise.aggregators.selections.random_bits", drawn)
+    part = agg.DnC(1, repeats=len(draws), coordinates=1)
+    assert total(part, 10 * torch.eye(3, dtype=torch.float64)).tolist() == pytest.approx(expected)
+
+
+def test_krum_counts_buckets_as_clients():
+    # Eight clients in buckets of 2 are ⌈8/2⌉ = 4, and Krum with f = 1 needs 2f + 3 = 5. Nine are ⌈9/2⌉ = 5.
+    part, updates = agg.Bucketing(agg.Krum(1), 2), column(*range(9))
+    with pytest.raises(InvalidParameter, match=r"too large for 4 clients with a weight: Krum needs K ≥ 2f \+ 3 = 5"):
+        total(part, updates[:8])
+    assert 0 <= float(total(part, updates)) <= 8
+    assert 0 <= float(total(agg.Krum(1), updates[:8])) <= 7
+
+
 def test_wrong_parameters_are_refused():
     for make in (
         lambda: agg.NNM(agg.Median, share=0.2),
@@ -147,6 +175,80 @@ def test_attackers_cannot_leave_the_stated_bounds(data):
     assert float((clipped - quiet).norm()) <= steps * attackers / count * tau * (1 + 1e-4) + 1e-3
 
 
+huge = st.one_of(st.sampled_from([1e30, -1e30, 1e12, -1e6]), values)
+
+
+@st.composite
+def attacked(draw, below=0.5):
+    """Honest updates (h, 2), attackers' (a, 2), weights (h + a,) that sum to 1 of which attackers hold less than `below`."""
+    honest = [[draw(values) for _ in range(2)] for _ in range(draw(st.integers(2, 8)))]
+    bad = [[draw(huge) for _ in range(2)] for _ in range(draw(st.integers(1, 6)))]
+    masses = [draw(st.floats(0.01, 1.0)) for _ in range(len(honest) + len(bad))]
+    weights = torch.tensor(masses, dtype=torch.float64)
+    beta = draw(st.floats(0.01, 0.99)) * below  # what the attackers hold together
+    here = torch.arange(len(weights)) < len(honest)
+    weights = torch.where(here, (1 - beta) * weights / weights[here].sum(), beta * weights / weights[~here].sum())
+    return torch.tensor(honest, dtype=torch.float64), torch.tensor(bad, dtype=torch.float64), weights, beta
+
+
+@settings(max_examples=60, deadline=None)
+@given(attacked(below=1.0), st.integers(1, 5), st.floats(0.1, 1e3), st.tuples(values, values))
+def test_centred_clipping_moves_by_at_most_its_bound_for_any_share_of_attackers(sent, iterations, radius, start):
+    # One iteration without attackers is v − Σ π_k clip(v − u_k, τ), which brings no two points v farther apart. So each
+    # iteration adds at most βτ to the distance from the run in which attackers always send the present v.
+    honest, bad, weights, beta = sent
+    centre = torch.tensor(start, dtype=torch.float64)
+    found, _ = agg.CentredClipping(radius, iterations)(torch.cat([honest, bad]), weights, state=centre)
+    for _ in range(iterations):
+        centre, _ = agg.CentredClipping(radius, 1)(torch.cat([honest, centre.expand_as(bad)]), weights, state=centre)
+    assert float((found - centre).norm()) <= iterations * beta * radius * (1 + 1e-9) + 1e-9
+
+
+def test_centred_clipping_reaches_its_bound():
+    # Everyone honest is at 0 and τ = 1; one attacker far away holds ¾: v = ¾. Then the honest quarter pulls back by ¼ · ¾.
+    updates, weights = column(0, 1e6), torch.tensor([0.25, 0.75], dtype=torch.float64)
+    assert float(total(agg.CentredClipping(1.0, 1), updates, weights)) == pytest.approx(0.75)
+    assert float(total(agg.CentredClipping(1.0, 2), updates, weights)) == pytest.approx(0.75 + 0.75 - 0.25 * 0.75)
+
+
+@settings(max_examples=80, deadline=None)
+@given(attacked())
+def test_mixed_honest_updates_stay_within_a_diameter_of_their_own(sent):
+    # Honest updates weigh at least 1 − β and lie within Δ of u_k, so the nearest up to 1 − β do, too, and so does their mean.
+    honest, bad, weights, beta = sent
+    mixed = mixed_with_nearest(torch.cat([honest, bad]), weights, beta)[: len(honest)]
+    diameter = torch.cdist(honest, honest).max()
+    assert bool(((mixed - honest).norm(dim=1) <= diameter * (1 + 1e-6) + 1e-3).all())
+
+
+@settings(max_examples=80, deadline=None)
+@given(attacked())
+def test_the_mean_around_the_median_stays_within_a_width_of_the_honest_range(sent):
+    # The median is in the honest range, as β < ½. All honest values, 1 − β of the weight, lie within one width of it, so the
+    # nearest up to 1 − β do, too.
+    honest, bad, weights, beta = sent
+    found = total(agg.MeaMed(beta), torch.cat([honest, bad]), weights)
+    low, high = honest.min(0).values, honest.max(0).values
+    assert bool((found >= low - (high - low) - 1e-6).all() and (found <= high + (high - low) + 1e-6).all())
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data(), st.integers(2, 4), st.integers(1, 3), st.integers(0, 2**40))
+def test_a_median_of_buckets_bears_attackers_below_one_in_two_sizes(data, size, attackers, key):
+    # f attackers spoil at most f buckets, of weight s/K each: less than ½ in all if f/K < 1/(2s). So the median of the buckets
+    # is between means of honest buckets, which are in the honest range.
+    count = data.draw(st.integers(2 * size * attackers + 1, 2 * size * attackers + 6))
+    honest = column(*(data.draw(values) for _ in range(count - attackers)))
+    updates = torch.cat([honest, column(*(data.draw(huge) for _ in range(attackers)))])
+    found = float(total(agg.Bucketing(agg.Median(), size), updates, keys=torch.arange(count) + key))
+    assert float(honest.min()) - 1e-6 <= found <= float(honest.max()) + 1e-6
+
+
+def test_a_median_of_buckets_breaks_where_its_bound_ends():
+    # Four clients in buckets of 2 and one attacker, β = ¼ = 1/(2s): one of two buckets is spoilt, and the median is their mean.
+    assert float(total(agg.Bucketing(agg.Median(), 2), column(0, 0, 0, 1e6), keys=torch.arange(4))) == pytest.approx(1e6 / 4)
+
+
 @pytest.mark.parametrize("part", PARTS, ids=repr)
 def test_what_is_not_finite_is_left_out(part):
     gen = torch.Generator().manual_seed(1)
@@ -164,7 +266,14 @@ def test_what_is_not_finite_is_left_out(part):
 def test_runs_with_every_new_aggregator_agree(engine, tmp_path):
     data = eq.data.label_shift(train_clients=20, validation_clients=2, test_clients=4)
     model = eq.models.Softmax(data.features, data.classes)
-    for part in (agg.NNM(agg.Median()), agg.Bucketing(agg.Krum(1)), agg.CentredClipping(), agg.Bulyan(2), agg.DnC(2)):
+    for part in (
+        agg.NNM(agg.Median()),
+        agg.Bucketing(agg.Krum(1)),
+        agg.CentredClipping(),
+        agg.Bulyan(2),
+        agg.MeaMed(),
+        agg.DnC(2),
+    ):
         algorithm = eq.Algorithm(aggregator=part)
 
         def run(rounds, part=algorithm, **given):

@@ -108,6 +108,58 @@ def test_pairs_are_found_by_name_and_shape():
         eq.models.freeze_lora_a(nn.Linear(3, 2))
 
 
+class OneLayer(nn.Module):
+    def __init__(self, rank=1, into=1, out=1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = LowRank(into, out, rank)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def product(model):
+    return (model.layer.b @ model.layer.a).detach()
+
+
+def test_the_mean_of_factors_is_not_the_mean_of_products():
+    # Rank 1, one number each: client 1 has A = B = 1, client 2 has A = B = −1. Both products are 1, and so is their mean. The
+    # server averages A and B apart: 0 and 0, whose product is 0.
+    models = [OneLayer().requires_grad_(False) for _ in range(3)]
+    for model, number in zip(models[1:], (1.0, -1.0), strict=True):
+        model.layer.a.fill_(number)
+        model.layer.b.fill_(number)
+    sent = torch.stack([torch.cat([model.layer.a.flatten(), model.layer.b.flatten()]) for model in models[1:]])
+    mean, _ = eq.aggregators.WeightedMean()(sent, torch.full((2,), 0.5, dtype=torch.float64))
+    models[0].layer.a.copy_(mean[:1].view(1, 1))
+    models[0].layer.b.copy_(mean[1:].view(1, 1))
+    assert product(models[0]).item() == 0.0
+    assert torch.stack([product(model) for model in models[1:]]).mean().item() == 1.0
+    # With A frozen at 1 the products are B_k = 1 and −1: the mean of B is 0, and 0 · A is the mean of the products.
+    for model in (models[0], models[2]):
+        model.layer.a.fill_(1.0)
+    assert product(models[0]).item() == torch.stack([product(model) for model in models[1:]]).mean().item() == 0.0
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("frozen", [True, False], ids=["A frozen", "both trained"])
+def test_with_a_frozen_the_federation_has_the_mean_of_clients_products(frozen, engine):
+    gen, names = torch.Generator().manual_seed(2), ("one", "two", "three")
+    rows = [(name, torch.randn(4, 5, generator=gen).double(), torch.randint(0, 3, (4,), generator=gen)) for name in names]
+    model = OneLayer(2, 5, 3).double()
+    model = eq.models.freeze_lora_a(model) if frozen else model
+    solver = eq.solvers.SGD(lr=1.0, batch_size=None, epochs=4)
+    algorithm = eq.Algorithm(solver=solver, sampler=eq.sampling.Full(), weights="uniform")
+
+    def trained(rows):
+        data = eq.FederatedData(eq.ClientSet.pack(rows), classes=3)
+        return product(eq.train(model, data, algorithm, rounds=1, engine=engine, progress=False).model)
+
+    mean = torch.stack([trained([row]) for row in rows]).mean(0)
+    assert float(mean.abs().max()) > 0.1
+    assert torch.allclose(trained(rows), mean, rtol=1e-9, atol=1e-12) == frozen
+
+
 # ------------------------------------------------------------------------------------------------------------------- language
 
 

@@ -97,6 +97,9 @@ def test_pfedme_in_both_engines_with_other_parts_and_resumed(parts, tmp_path):
     again = eq.train(model, RAGGED, algorithm, **saving, **options)
     assert again.history.rounds[0].round == 0
     assert torch.equal(again.params, other.params)
+    names = other.personal.ids  # all clients: those that were never drawn are served a model, too
+    assert torch.equal(again.personal.params(names), other.personal.params(names))
+    assert torch.equal(again.clients.personal_loss, other.clients.personal_loss)
 
 
 @pytest.mark.parametrize("solver", [SGD(momentum=0.9), SGD(prox=0.1), SGD(weight_decay=0.1), Adam(), eq.solvers.Scaffold()])

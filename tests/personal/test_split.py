@@ -1,5 +1,7 @@
 """Split models: answers by hand, limits, frozen phases, statistics, engines, resume."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.personal import FedBABU, FedBN, FedPer, FedRep, LGFedAvg, Split
+from equipoise.personal.context import PersonalContext
 from equipoise.personal.split import kept_names
 
 
@@ -112,6 +115,19 @@ def test_with_everything_kept_it_is_local_bit_for_bit(engine):
         assert torch.equal(one, two) or torch.equal(one, first)  # one that was never drawn is served w^0 here, w^T there
 
 
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_with_everything_kept_it_is_local_but_for_the_batches_that_are_drawn(engine, monkeypatch):
+    # A client of Local works twice in a round, on the shared model and on its own, and each work has batches of its own. One
+    # of Split works once, on the batches of FedAvg. Given the same batches, their models are the same bit for bit.
+    def models(method):
+        return (result := run(method, engine=engine, clients_per_round=8)).personal.params(result.personal.ids)
+
+    split, apart = models(Split("*")), models(eq.personal.Local())
+    assert not torch.equal(split, apart)
+    monkeypatch.setattr(PersonalContext, "own_stream", lambda self, cohort: replace(cohort, effort=None, rows=None))
+    assert torch.equal(split, models(eq.personal.Local()))
+
+
 @pytest.mark.parametrize("privacy", [None, eq.privacy.GaussianMechanism(clip=0.5, noise_multiplier=1.0)], ids=["open", "noise"])
 def test_a_client_that_was_never_drawn_has_the_head_that_all_begin_with(privacy):
     # FedRep's code lets heads of unvisited clients follow the averaged head; and noise falls on every number of the server's.
@@ -193,6 +209,24 @@ def test_fedbn_keeps_scale_shift_and_statistics():
     assert not torch.equal(first.body[1].running_mean, second.body[1].running_mean)
     with pytest.raises(IncompatibleParts, match=r"neither keeps nor averages(.|\n)*statistics"):
         run(FedPer("head"), data, net, engine="loop")
+
+
+def test_fedbn_agrees_in_loop_and_simulator_and_resumes(tmp_path):
+    data, net = clients(torch.float64, examples=16), seeded(norm=nn.BatchNorm1d(5)).double()
+    given = {"solver": eq.solvers.SGD(lr=0.1, batch_size=3)}
+    loop, fast = (run(FedBN(), data, net, engine=engine, **given) for engine in ("loop", "simulator"))
+    file, ids = tmp_path / "run.safetensors", loop.personal.ids
+    run(FedBN(), data, net, rounds=2, checkpoint=file, **given)
+    again = run(FedBN(), data, net, checkpoint=file, **given)
+    torch.testing.assert_close(loop.params, fast.params, rtol=1e-9, atol=1e-9)
+    assert torch.equal(again.params, fast.params)
+    for name in ids:  # scale and shift, and the running mean and variance, which are no parameters
+        one, two, three = (result.personal.model(name).state_dict() for result in (loop, fast, again))
+        for key, value in one.items():
+            torch.testing.assert_close(value, two[key], rtol=1e-9, atol=1e-9)
+            assert torch.equal(two[key], three[key]), key
+    moved = [not torch.equal(loop.personal.model(name).body[1].running_mean, torch.zeros(5).double()) for name in ids]
+    assert sum(moved) >= 4  # those that were drawn have statistics of their own
 
 
 def test_what_makes_no_sense_is_refused():

@@ -71,8 +71,8 @@ class Split:
 
     The risk sees the losses of clients' own models F_k(w, row_k). A client that was never drawn has the parameters that all
     begin with, and so has the shared model `result.model`: the layers that clients keep are never trained there. With nothing
-    kept it is FedAvg; with everything kept nothing is shared. Robust aggregators and privacy see the shared update alone, and
-    ε covers the shared parameters.
+    kept it is FedAvg; with everything kept nothing is shared, and drawn clients train as those of Local, on other mini-batches.
+    Robust aggregators and privacy see the shared update alone, and ε covers the shared parameters.
 
     Source: Arivazhagan et al. 2019 (FedPer); Collins et al. 2021 (FedRep); Oh, Kim, Yun 2022 (FedBABU); Liang et al. 2020
     (LG-FedAvg); Li et al. 2021 (FedBN).
