@@ -459,6 +459,14 @@ def test_two_policies_refuse_what_either_does():
     assert first.stricter(second) == second.stricter(first) == both
 
 
+def test_the_delta_of_a_budget_is_the_one_beside_it():
+    """The app's policy without a budget has a default δ, which replaced the one that the owner had written."""
+    owner = NodePolicy(epsilon=2.5, delta=1e-3)
+    assert NodePolicy().stricter(owner).delta == owner.stricter(NodePolicy()).delta == 1e-3
+    assert NodePolicy().stricter(NodePolicy(epsilon=2.5, delta=1e-7)).delta == 1e-7
+    assert NodePolicy(epsilon=3.0).stricter(owner).delta == 1e-5  # two budgets: what refuses more
+
+
 def test_an_answer_leaves_at_a_multiple_of_its_time(monkeypatch):
     slept = []
     times = iter([0.0, 1.5, 10.0, 18.5])

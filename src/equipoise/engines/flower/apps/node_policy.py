@@ -116,6 +116,8 @@ class NodePolicy:
         evaluate = other.evaluate if other.evaluate is not None or other.noisy else self.evaluate
         if self.evaluate is False:
             evaluate = False
+        # δ belongs to a budget: the default of a policy without one would replace the δ that the owner chose.
+        budgets = [policy for policy in (self, other) if policy.epsilon is not None] or [self, other]
         return NodePolicy(
             only_sums=self.only_sums or other.only_sums,
             minimum_crowd=max(self.minimum_crowd, other.minimum_crowd),
@@ -128,7 +130,8 @@ class NodePolicy:
             key=self.key or other.key,
             peers=self.peers or other.peers,
             colluders=max((c for c in (self.colluders, other.colluders) if c is not None), default=None),
-            **{name: smaller(name) for name in ("rounds", "evaluations", "clip", "epsilon", "delta")},
+            delta=min(policy.delta for policy in budgets),
+            **{name: smaller(name) for name in ("rounds", "evaluations", "clip", "epsilon")},
         )
 
     # ---------------------------------------------------------------------------------------------------- checks of a request

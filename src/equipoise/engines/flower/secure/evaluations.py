@@ -155,12 +155,15 @@ class SecureEvaluation:
     def _plan(self, split: str, shares: Mapping[str, Mapping[str, float]], own: bool) -> PlannedSum | None:
         """The sum of a split over the clients that have it and may be asked; None if they are too few."""
         members = self.engine.federation.members
-        holders = tuple(client for client, own in shares.items() if own[split] > 0 and members[client].evaluates)
-        crowd = max((members[client].minimum_crowd for client in holders), default=2)
+        having = tuple(client for client, own in shares.items() if own[split] > 0)
+        holders = tuple(client for client in having if members[client].evaluates)
+        crowd = max((members[client].minimum_crowd for client in having), default=2)
         if len(holders) >= max(crowd, self.engine.federation.choose_threshold(len(holders))[1]):
             return PlannedSum(SCORES + split + OF_OWN * own, 3, WIDE, holders)
         if split not in self._told:
             why = f"{counted(len(holders), 'client')} may be asked, and their owners demand a crowd of {crowd}"
+            if barred := [client for client in having if client not in holders]:
+                why += f". The policies of {', '.join(barred)} allow no exact evaluations: write evaluate = true to allow them"
             notify(f"The {split} examples are not evaluated: {why}.")
         self._told.add(split)
         return None
