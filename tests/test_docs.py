@@ -124,6 +124,19 @@ def test_lines_wrap_at_120_columns(page):
     assert not too_long, f"{page.name} has lines of more than 120 columns: {too_long}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_no_line_of_prose_is_a_comment(page):
+    """MyST takes a line that begins with a percent sign for a comment: a sentence lost its middle that way."""
+    in_fence, lost = False, []
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        text = line.strip()
+        if text.startswith("```"):
+            in_fence = not in_fence
+        elif not in_fence and text.startswith("%"):
+            lost.append(number)
+    assert not lost, f"{page.name} has lines that MyST leaves out: {lost}"
+
+
 TEST_LINK = re.compile(r"^\[(\w+)\]: ((?:\.\./)+tests/\S+\.py)#(\w+)$", flags=re.M)
 
 

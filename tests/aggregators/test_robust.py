@@ -106,6 +106,16 @@ def plain_krum_order(updates, malicious):
     return sorted(range(len(updates)), key=scores.__getitem__)
 
 
+def test_krum_sums_squares_over_its_nearest_others():
+    """K = 6, f = 1: three nearest others. Squares: 3 has 9 + 9 + 16 = 34, 6 has 1 + 9 + 25 = 35, 7 has 1 + 16 + 16 = 33.
+
+    Fourth powers (bucketing's code, Blades) select 3: 81 + 81 + 256 = 418, against 707 of 6 and 513 of 7. With four neighbours
+    (ByzFL) 6 is selected: 1 + 9 + 25 + 36 = 71, against 98 of 3 and 82 of 7.
+    """
+    updates = torch.tensor([[0.0], [3.0], [6.0], [7.0], [11.0], [100.0]])
+    assert total(agg.Krum(1), updates, torch.full((6,), 1 / 6)).tolist() == [7.0]
+
+
 def test_krum_and_multi_krum_against_loops():
     updates, weights, _ = example(11)
     order = plain_krum_order(updates, 3)
