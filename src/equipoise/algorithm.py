@@ -15,7 +15,7 @@ from equipoise import aggregators, averaging, risk, sampling, server_opt, solver
 from equipoise.core.abilities import AlgorithmTraits, algorithm_traits, is_of_user, is_part, read
 from equipoise.data.clients import ClientSet
 from equipoise.drift_rules import refuse_unfit_for_buffer, refuse_unfit_for_correction, refuse_unfit_for_normalising
-from equipoise.errors import IncompatibleParts, InvalidParameter, notify, require
+from equipoise.errors import IncompatibleParts, InvalidParameter, notify, require, require_kind
 from equipoise.types import (
     Aggregator,
     Averaging,
@@ -94,6 +94,7 @@ class Algorithm:
                 continue
             if isinstance(value, type):
                 raise InvalidParameter(part.name, "must be an object", _class_name(value), _how_to_make(part.name, value))
+            require_kind(part.name, part.name, value)
             missing = [name for name in _CONTRACTS[part.name] if not is_part(value, name)]
             if missing and not (part.name == "solver" and is_part(value, "prepare")):
                 rule, fix = f"must offer {', '.join(missing)}", f"See equipoise.{_HOMES.get(part.name, part.name)}."

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from equipoise.core.error_codes import WRITTEN, code_of, raised_in
+from equipoise.core.part_kinds import text_of_wrong_kind
 
 AFTER_THE_LAST = "loss after the last round"  # what has diverged, where every round went well
 _PACKAGE = Path(__file__).parent
@@ -193,6 +194,13 @@ def is_integer(value: object) -> bool:
 def require(condition: bool, parameter: str, rule: str, value: object, fix: str = "") -> None:
     """Raise InvalidParameter unless `condition` holds."""
     if not condition:
+        raise InvalidParameter(parameter, rule, value, fix)
+
+
+def require_kind(parameter: str, kind: str, value: object) -> None:
+    """Raise InvalidParameter if the value is a part of the library of another kind; parts of the user's own may be of any."""
+    if (wrong := text_of_wrong_kind(kind, value)) is not None:
+        rule, fix = wrong
         raise InvalidParameter(parameter, rule, value, fix)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from equipoise.aggregators.weighted_mean import WeightedMean
 from equipoise.core.abilities import is_part, read
-from equipoise.errors import require, require_number
+from equipoise.errors import require, require_kind, require_number
 from equipoise.types import Aggregator, AggregatorTraits
 
 
@@ -32,6 +32,7 @@ class FedNova:
     steps: float | None = None
 
     def __post_init__(self) -> None:
+        require_kind("aggregator", "aggregator", self.aggregator)
         good = is_part(self.aggregator, "__call__", "linear") and read(AggregatorTraits, self.aggregator).normalises is None
         require(good, "aggregator", "must be another aggregator", self.aggregator, "E.g. aggregators.Median().")
         require_number("steps", self.steps, "(0, ∞)", none="the cohort's own mean")

@@ -13,7 +13,7 @@ from equipoise.aggregators.nearest import nearest_shares
 from equipoise.aggregators.robust import finite_rows, squared_distances
 from equipoise.core.abilities import is_part, read
 from equipoise.core.rng import random_bits
-from equipoise.errors import InvalidParameter, require_integer, require_number
+from equipoise.errors import InvalidParameter, require_integer, require_kind, require_number
 from equipoise.types import Aggregator, AggregatorTraits
 
 
@@ -34,6 +34,7 @@ class _Wrapper:
     aggregator: Aggregator
 
     def __post_init__(self) -> None:
+        require_kind("aggregator", "aggregator", self.aggregator)
         if not is_part(self.aggregator, "__call__", "linear"):
             raise InvalidParameter("aggregator", "must be an aggregator", self.aggregator, "E.g. aggregators.Median().")
 

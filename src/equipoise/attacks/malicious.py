@@ -24,7 +24,7 @@ from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.data.ragged import Ragged
-from equipoise.errors import InvalidData, InvalidParameter, is_integer, require, require_number
+from equipoise.errors import InvalidData, InvalidParameter, is_integer, require, require_kind, require_number
 from equipoise.types import Aggregator, Attack, Cohort, LocalWork
 
 
@@ -53,6 +53,7 @@ def apply(data: FederatedData, attack: Attack) -> FederatedData:
 
     Source: Li 2023 (thesis), section 2.3, Definition 2.
     """
+    require_kind("attack", "attack", attack)
     if not is_part(attack, "share", "seed"):
         raise InvalidParameter("attack", "must be an attack with a share and a seed", attack, "E.g. attacks.LabelPoisoning().")
     require(isinstance(data, FederatedData), "data", "must be FederatedData", type(data).__name__, "Write apply(data, attack).")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.abilities import is_part, solver_traits
-from equipoise.errors import IncompatibleParts, InvalidParameter, is_number, require, require_number
+from equipoise.errors import IncompatibleParts, InvalidParameter, is_number, require, require_kind, require_number
 from equipoise.personal.context import PersonalContext
 from equipoise.types import Cohort, LocalSolver, Pull
 
@@ -32,6 +32,7 @@ def own_solver(given: LocalSolver | None, of_algorithm: LocalSolver) -> LocalSol
 
 def check_own_solver(solver: LocalSolver | None) -> None:
     """Raise InvalidParameter unless `solver` is None or a local solver that can train a client's own model."""
+    require_kind("solver", "solver", solver)
     good = solver is None or (is_part(solver, "local_steps") and solver_traits(solver).finish is None)
     require(good, "solver", "must be a local solver, or None for the algorithm's", solver, "E.g. solvers.SGD(lr=0.05).")
 

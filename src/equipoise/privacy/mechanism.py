@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from equipoise.core.abilities import is_part
-from equipoise.errors import IncompatibleParts, require, require_integer, require_number
+from equipoise.errors import IncompatibleParts, require, require_integer, require_kind, require_number
 from equipoise.privacy.compatibility import refuse_unaccounted, refuse_unprotected, refuse_visible
 from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.privacy.private_sums import PrivateSums
@@ -106,6 +106,7 @@ class DifferentialPrivacy:
         require_number("clip", self.clip, "(0, ∞]")
         good = self.clip < math.inf or (self.noise_multiplier == 0 and self.clip_rule is None)
         require(good, "clip", "must be finite where there is noise", self.clip, "An update's norm is what noise hides.")
+        require_kind("clip_rule", "clip_rule", self.clip_rule)
         good = self.clip_rule is None or is_part(self.clip_rule, "next_bound")
         require(good, "clip_rule", "must be a rule such as AdaptiveClip(), or None", self.clip_rule)
         require_number("quantile_ratio", self.quantile_ratio, "(0, ∞)")

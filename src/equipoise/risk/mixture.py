@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.abilities import read
-from equipoise.errors import IncompatibleParts, InvalidParameter, is_number, require
+from equipoise.errors import IncompatibleParts, InvalidParameter, is_number, require, require_kind
 from equipoise.types import ClientRisk, RiskTraits, RiskValue
 
 
@@ -32,6 +32,7 @@ class Mixture:
             if not (isinstance(term, tuple | list) and len(term) == 2 and callable(term[1]) and not isinstance(term[1], type)):
                 fix = "E.g. Mixture((0.3, Mean()), (0.7, Superquantile(0.2)))."
                 raise InvalidParameter(f"terms[{index}]", "must be a (coefficient, risk) pair", term, fix)
+            require_kind(f"terms[{index}]", "risk", term[1])
             good = is_number(term[0]) and 0 < term[0] < math.inf
             require(good, f"terms[{index}]", "must have a positive coefficient", term[0])
             if read(RiskTraits, term[1]).server_step is not None:

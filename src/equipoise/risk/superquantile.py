@@ -17,7 +17,7 @@ from torch import Tensor
 
 from equipoise.core.abilities import is_part, read
 from equipoise.core.numbers import numbers
-from equipoise.errors import IncompatibleParts, require, require_integer, require_number
+from equipoise.errors import IncompatibleParts, require, require_integer, require_kind, require_number
 from equipoise.risk.quantile_sources import ROUNDING, Exact, tail_quantile_index
 from equipoise.risk.quantile_sources import tail_quantile as tail_quantile  # public here too
 from equipoise.risk.tilted import tilted
@@ -208,6 +208,7 @@ class Superquantile:
             require(self.nu is None, "nu", "is the strength of smoothing and needs one", self.nu, 'Add smoothing="kl".')
         else:
             require_number("nu", self.nu, "(0, ∞)", "Smoothing needs it: start with a tenth of a typical client loss.")
+        require_kind("quantile", "quantile", self.quantile)
         good = callable(self.quantile) and is_part(self.quantile, "reads_losses")
         require(good, "quantile", "must be a source of quantiles", self.quantile, "E.g. Exact() or SecureSums() of privacy.")
         require_integer("eta_every", self.eta_every, 1)

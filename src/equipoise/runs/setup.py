@@ -24,7 +24,7 @@ from equipoise.core.task_trial import try_task
 from equipoise.core.trees import map_tree
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Loop, Ray, Simulator
-from equipoise.errors import IncompatibleParts, InvalidParameter, is_integer, notify, require
+from equipoise.errors import IncompatibleParts, InvalidParameter, is_integer, notify, require, require_kind
 from equipoise.models.adapters import WHY_NOT_BOTH, freeze_lora_a, trains_lora_a
 from equipoise.observers import Evaluation, History
 from equipoise.personal.context import PersonalContext
@@ -340,6 +340,7 @@ def choose_engine(engine: EngineChoice | str) -> EngineChoice:
     """The engine by name, or the object itself."""
     named: dict[str, EngineChoice] = {"simulator": Simulator(), "loop": Loop(), "ray": Ray()}
     chosen = named.get(engine) if isinstance(engine, str) else engine
+    require_kind("engine", "engine", chosen)
     if chosen is None or not is_part(chosen, "start"):
         raise InvalidParameter("engine", 'must be "simulator", "loop", "ray" or an engine object', engine)
     return chosen

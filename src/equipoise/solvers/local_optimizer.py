@@ -15,7 +15,7 @@ from torch import Tensor
 from equipoise.core import rng
 from equipoise.core.abilities import solver_traits
 from equipoise.core.numbers import Numbers
-from equipoise.errors import InvalidParameter, is_number, require, require_integer, require_number
+from equipoise.errors import InvalidParameter, is_number, require, require_integer, require_kind, require_number
 from equipoise.types import Cohort, Schedule
 
 _LOOKED_AT = 10_000  # rounds and local steps at which schedules are tried before a run
@@ -203,6 +203,7 @@ def check_schedule_factor(parameter: str, schedule: Any) -> None:
         return
     rule, fix = "must map 0, 1, … to a positive factor, or be None", "E.g. solvers.Cosine(rounds=200, warmup=10)."
     require(callable(schedule) and not isinstance(schedule, type), parameter, rule, schedule, fix)
+    require_kind(parameter, "schedule", schedule)
     first = schedule(0)
     require(is_number(first) and 0 < first < math.inf, parameter, rule, f"{schedule!r}, {first!r} at 0", fix)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from equipoise.aggregators import WeightedMean
 from equipoise.core.abilities import solver_traits
 from equipoise.core.params import ParameterLayout
-from equipoise.errors import InvalidParameter, require, require_integer, require_number
+from equipoise.errors import InvalidParameter, require, require_integer, require_kind, require_number
 from equipoise.solvers.sgd import SGD
 from equipoise.types import Cohort, Engine, LocalSolver, SgdRule
 
@@ -228,6 +228,7 @@ def with_prox(solver: LocalSolver, prox: float) -> LocalSolver:
 
 def require_sgd(solver: LocalSolver) -> None:
     """Raise InvalidParameter unless the wrapped solver takes steps of SGD, whose gradient may be adjusted."""
+    require_kind("solver", "solver", solver)
     traits, fix = solver_traits(solver), "E.g. solvers.SGD(lr=0.01, epochs=20, prox=1.0)."
     require(traits.with_prox is not None and not traits.numbered, "solver", "must be a solvers.SGD", solver, fix)
     with_prox(solver, 0.0)  # refuses a kept state
