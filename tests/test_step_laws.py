@@ -427,3 +427,23 @@ def test_a_local_schedule_that_turns_negative_is_refused_before_the_first_round(
     with pytest.raises(InvalidParameter, match=r"local_schedule must .*falls_below_zero.* gives -0.333333 at local step 5 "):
         train(ragged, solver=eq.solvers.SGD(steps=9, local_schedule=falls_below_zero))
     train(ragged, solver=eq.solvers.SGD(steps=4, local_schedule=falls_below_zero))
+
+
+class RootOfNegative:
+    """A Yogi whose second moment has the wrong sign."""
+
+    def begin(self, params):
+        return torch.zeros_like(params)
+
+    def step(self, params, total, state):
+        second = state - 0.1 * total.square()
+        return params + total / (second.sqrt() + 1e-3), second
+
+
+def test_a_part_that_gives_nan_is_told_so():
+    """NaN is not equal to itself: the message was that the part keeps something between calls."""
+    with pytest.raises(LawBroken, match=r"finite inputs give finite numbers.*negative"):
+        check_server_optimizer(RootOfNegative())
+    algorithm = eq.Algorithm(server=RootOfNegative())
+    with pytest.raises(InvalidParameter, match="finite inputs give finite numbers"):
+        eq.train(eq.models.Softmax(64, 10), eq.data.digits(clients=4), algorithm, rounds=1, clients_per_round=2)

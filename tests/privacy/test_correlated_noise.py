@@ -1,5 +1,6 @@
 """Correlated noise: coefficients, sensitivities and losses by hand, streaming noise, and what the sampler promises."""
 
+import warnings
 from itertools import pairwise
 
 import numpy as np
@@ -160,3 +161,9 @@ def test_a_factor_of_the_wrong_side_is_charged_for_what_its_columns_are():
     assert np.allclose(np.triu(right, 1), 0)
     assert cn.banded_sensitivity(right, separation=2, participations=1) == pytest.approx(1.0)
     assert cn.banded_sensitivity(wrong, separation=2, participations=1) == pytest.approx(1.25**0.5)
+
+
+def test_a_fit_warns_of_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cn.fit_blt(20, pairs=2, separation=2, participations=10)

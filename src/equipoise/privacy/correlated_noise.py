@@ -225,7 +225,8 @@ def fit_blt(rounds: int, *, pairs: int = 2, separation: int = 1, participations:
     require_integer("pairs", pairs, 0)
 
     def blt_at(point: Numbers) -> BLT:
-        decays = 1 / (1 + np.exp(-point[:pairs]))
+        with np.errstate(over="ignore"):  # far out, exp is infinite and the decay 0, as it should be
+            decays = 1 / (1 + np.exp(-point[:pairs]))
         shares = np.exp(point[pairs:] - np.logaddexp.reduce(np.append(point[pairs:], 0.0)))  # with one more they sum to 1
         return BLT(tuple(np.clip(decays, 0.0, 1 - 1e-9)), tuple(shares))
 

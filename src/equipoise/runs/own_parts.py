@@ -24,6 +24,8 @@ from equipoise.errors import shown as shown_part
 from equipoise.runs.client_form import broken_client_form
 from equipoise.runs.risk_direction import tell_of_low_losses
 from equipoise.runs.state_rules import (
+    FINITE,
+    FINITE_CURE,
     IS_KEPT,
     KEPT_CURE,
     LINEAR_CURE,
@@ -280,6 +282,7 @@ def _try_solver(solver: Any) -> None:
     between = together.clone()  # another step in between: a running mean of equal gradients would not show
     solver.step(between, -3 * gradient, solver.begin(between), anchor=anchor, lr=lr, **told)
     solver.step(again, gradient.clone(), solver.begin(again), anchor=anchor, lr=lr, **told)
+    _hold_finite(together)
     _hold(torch.equal(again, together), SAME_AGAIN, (together.tolist(), again.tolist()), SAME_CURE)
     for k in range(2):
         solver.step(alone[k], gradient[k].clone(), solver.begin(alone[k]), anchor=anchor[k], lr=lr, **told)
@@ -287,7 +290,7 @@ def _try_solver(solver: Any) -> None:
     before, after = some_steps(solver)
     _hold(not torch.equal(before, after), MOVES, f"{before.tolist()} before and after {max(3, traits.repeats)} steps")
     lost = lost_memories(solver)
-    _hold(not lost, MEMORY_IN_PLACE, f"number {lost} of the memory is not", MEMORY_CURE)
+    _hold(not lost, MEMORY_IN_PLACE, f"memory{lost} is not", MEMORY_CURE)
     first, last = convex_losses(solver)
     _hold(last < first, LOWERS, f"{first:.6g} before and {last:.6g} after")
     ignored = ignored_options(solver)
@@ -338,6 +341,7 @@ def _try_totals(aggregator: Any, updates: Tensor, weights: Tensor, losses: Tenso
     before = copy.deepcopy(state)
     next_total, later = total(2 * updates.flip(0), backwards, state=state)
     again = total(updates, everyone)[0]  # after another call: a running mean of equal totals would not show
+    _hold_finite(every)
     _hold(torch.equal(again, every), SAME_AGAIN, (every.tolist(), again.tolist()), SAME_CURE)
     _hold(_same_state(state, before), "a call does not write to the state it is given", (before, state), STATE_CURE)
     _hold_kept(later)
@@ -399,6 +403,10 @@ def _or_none(call: Callable[[], Any]) -> Any:
         return None
 
 
+def _hold_finite(numbers: Tensor) -> None:
+    _hold(bool(torch.isfinite(numbers).all()), FINITE, numbers.tolist(), FINITE_CURE)
+
+
 def _try_server(server: Any) -> None:
     _accepts(server.step, SERVER_CALL, 0, 0, 0)
     params = torch.tensor([0.5, -1.0, 2.0])
@@ -409,6 +417,7 @@ def _try_server(server: Any) -> None:
     _hold(
         torch.equal(given, params), "a step does not write to the parameters it is given", given.tolist(), copy_cure("params")
     )
+    _hold_finite(after)
     shown = (params.tolist(), after.tolist())
     _hold(_close(after, params, ROUNDING), "a zero update from a fresh state changes nothing", shown)
     total, start = torch.tensor([1.0, -0.5, 0.25]), server.begin(params.clone())
@@ -419,6 +428,7 @@ def _try_server(server: Any) -> None:
     _hold_kept(later)
     server.step(params.clone(), -3 * total, start)  # another step in between: a running mean of equal totals would not show
     second = server.step(params.clone(), total.clone(), start)[0].tolist()
+    _hold_finite(torch.tensor(first))
     _hold(first == second, SAME_AGAIN, (first, second), SAME_CURE)
     along = float((torch.tensor(first) - params) @ total)
     _hold(along > 0, ALONG, f"their inner product is {along:.6g}", ALONG_CURE)

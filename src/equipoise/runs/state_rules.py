@@ -13,6 +13,8 @@ from equipoise.errors import InvalidParameter
 IS_KEPT = "a state is made of what a checkpoint keeps: tensors, numbers, text, None, tuples, lists, dictionaries, dataclasses"
 NO_LINEAR_STATE = "a linear aggregator has no state: its total is a sum over parts of a cohort, and no call gets a state"
 LINEAR_CURE = "Set linear = False, or give the memory to a server optimiser (equipoise.server_opt), e.g. server_opt.Momentum()."
+FINITE = "finite inputs give finite numbers"
+FINITE_CURE = "Look for the root or logarithm of a negative number, a division by 0, and wrong signs."
 SAME_AGAIN = "the same call twice gives the same answer: a part depends on its inputs and its state alone"
 SAME_CURE = (
     "Keep nothing in self, in a global variable or in a random generator. A risk, an aggregator or a server optimiser returns "

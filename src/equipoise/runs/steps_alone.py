@@ -52,7 +52,7 @@ def convex_losses(solver: Any) -> tuple[float, float]:
 
 
 def lost_memories(solver: Any) -> list[int]:
-    """Numbers of the memory's tensors that begin at zero, that steps use and that no step changes: what is lost after it."""
+    """Places in the memory, from 0, of tensors that begin at zero, that steps use and that no step changes: they are lost."""
     weights = torch.linspace(0.5, 2.0, 8, dtype=torch.float64)
     memory = solver.begin(weights.clone())
     plain = weights.clone()
@@ -65,7 +65,7 @@ def lost_memories(solver: Any) -> list[int]:
         other[place].copy_(torch.linspace(-3.0, 3.0, 8, dtype=torch.float64))
         _steps_downhill(solver, other, moved, 0.1)
         if not torch.equal(moved, plain):
-            found.append(place + 1)
+            found.append(place)
     return found
 
 

@@ -25,7 +25,7 @@ from equipoise.runs.own_parts import (
     NUMBER_CURE,
     TUPLE_CURE,
 )
-from equipoise.runs.state_rules import SAME_AGAIN, SAME_CURE
+from equipoise.runs.state_rules import FINITE, FINITE_CURE, SAME_AGAIN, SAME_CURE
 from equipoise.runs.step_laws import broken_step_law
 from equipoise.runs.steps_alone import convex_losses, ignored_options, is_memory, lost_memories, some_steps, step_call
 from equipoise.solvers.client_steps import memory_of, rows_of
@@ -77,10 +77,12 @@ def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
     cohort = draw_everyone(data, seed)
     work = Loop().start(task, data).updates(params, cohort, _NoSteps(solver))
     agree(solver, "zero steps give a zero update", work.update, torch.zeros_like(work.update))
-    agree(solver, SAME_AGAIN, some_steps(solver)[1], some_steps(solver)[1], cure=SAME_CURE)
+    once, twice = some_steps(solver)[1], some_steps(solver)[1]
+    hold(torch.isfinite(once).all(), solver, FINITE, f"the parameters are {once.tolist()}", FINITE_CURE)
+    agree(solver, SAME_AGAIN, once, twice, cure=SAME_CURE)
     _check_rows_apart(solver, torch_generator(seed, "check_solver steps"))
     lost = lost_memories(solver)
-    hold(not lost, solver, MEMORY_IN_PLACE, f"number {lost} of the memory is not", MEMORY_CURE)
+    hold(not lost, solver, MEMORY_IN_PLACE, f"memory{lost} is not", MEMORY_CURE)
     before, after = convex_losses(solver)
     hold(after < before, solver, LOWERS, f"{before:.6g} before and {after:.6g} after")
     ignored = ignored_options(solver)

@@ -33,7 +33,7 @@ from equipoise.runs.own_parts import (
     TYPE_CURE,
     total_of_one,
 )
-from equipoise.runs.state_rules import LINEAR_CURE, NO_LINEAR_STATE, SAME_CURE
+from equipoise.runs.state_rules import FINITE, FINITE_CURE, LINEAR_CURE, NO_LINEAR_STATE, SAME_CURE
 from equipoise.runs.step_laws import broken_server_law
 from equipoise.testing.laws import accepts, agree, check_of, hold, keepable, repeated, two_things, unchanged, without_error
 from equipoise.types import Aggregator, AggregatorTraits, Averaging, Cohort, Sampler, ServerOptimizer
@@ -152,8 +152,10 @@ def check_server_optimizer(server: ServerOptimizer, *, seed: int = 0) -> None:
         still, _ = two_things(server, server.step(params, torch.zeros_like(params), state), law)
         first, later = two_things(server, server.step(params, total, state), law)
     keepable(server, later)
-    agree(server, "a zero update from a fresh state changes nothing", still, params, ROUNDING)
     second, again = (server.step(params, total, later)[0] for _ in range(2))
+    for numbers in (still, first, second):
+        hold(bool(torch.isfinite(numbers).all()), server, FINITE, f"the parameters are {numbers.tolist()}", FINITE_CURE)
+    agree(server, "a zero update from a fresh state changes nothing", still, params, ROUNDING)
     agree(server, "a step from one state gives one result", again, second, cure=SAME_CURE)
     along = float((first - params) @ total)
     hold(along > 0, server, ALONG, f"their inner product is {along:.6g}", ALONG_CURE)
