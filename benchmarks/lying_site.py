@@ -3,7 +3,7 @@
     python benchmarks/lying_site.py                  # sites with alike data
     python benchmarks/lying_site.py --partition classes     # each site has two digits
 
-The table is in docs/federation.md, "A site that lies".
+The table is in docs/protect-federation.md, "A site that lies".
 """
 
 from __future__ import annotations

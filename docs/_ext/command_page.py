@@ -23,7 +23,7 @@ NOTES = {
                    "installed app the data are loaded once, and again when a file that they were read from has changed.",
     "flower status": "The exit code is 0 if the run goes on or has finished, 1 if it failed, 2 if its server is gone, 3 if it was "
                      "stopped, 4 if it has alerts.",
-    "flower key": "It prints the line for the other nodes' files of peers ([signed sums](../../federation.md#signed-sums)).",
+    "flower key": "It prints the line for the other nodes' files of peers ([signed sums](../../protect-federation.md#signed-sums)).",
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from equipoise.types import RoundReport
 from made_clients import make_clients
 
 P = eq.privacy
-GUIDE = Path(__file__).parents[2] / "docs" / "federation.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "operate-federation.md"
 
 
 def secure(bound, bins, tail=0.5, **more):
@@ -117,7 +117,7 @@ def test_the_guides_tail_differs_from_fedavg():
     made = {}
     exec((TEMPLATE / "package" / "data.py.txt").read_text(), made)  # noqa: S102 — the file of a new app
     data = made["simulated"]()
-    section = GUIDE.read_text().split("### Secure sums")[1]
+    section = GUIDE.read_text().split("## Secure sums")[1]
     given = re.search(r"tail=([\d.]+), quantile=eq.privacy.SecureHistogram\(bound=([\d.]+), bins=(\d+)\)", section)
     assert given is not None
     tail, bound, bins = float(given[1]), float(given[2]), int(given[3])

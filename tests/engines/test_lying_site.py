@@ -1,6 +1,6 @@
 """One site of five lies, over Flower's messages: what each lie does without a defence, and that each defence bounds it.
 
-Each test is of a sentence of docs/federation.md, "A site that lies".
+Each test is of a sentence of docs/protect-federation.md, "A site that lies".
 """
 
 from __future__ import annotations

@@ -483,8 +483,8 @@ def test_an_answer_leaves_at_a_multiple_of_its_time(monkeypatch):
 
 def test_the_guides_recipe_for_secure_sums_runs_with_its_policy(tmp_path, caplog):
     """The algorithm and the policy of the section on secure sums; the log says what the server sees."""
-    guide = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
-    part = guide.partition("### Secure sums")[2].partition("### Differential privacy")[0]
+    guide = (Path(__file__).parents[2] / "docs" / "operate-federation.md").read_text(encoding="utf-8")
+    part = guide.partition("## Secure sums")[2].partition("## Differential privacy")[0]
     names = {"eq": eq}
     exec(part.partition("```python\n")[2].partition("```")[0], names)  # noqa: S102
     (tmp_path / "policy.toml").write_text(part.partition("```toml\n")[2].partition("```")[0])
@@ -495,9 +495,9 @@ def test_the_guides_recipe_for_secure_sums_runs_with_its_policy(tmp_path, caplog
 
 
 def test_the_guides_recipe_for_privacy_runs_with_its_policy(tmp_path):
-    """The algorithm and the policy that docs/federation.md shows, at nodes that refuse all parts but those."""
-    guide = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
-    part = guide.partition("### Differential privacy")[2].partition("### Ten hospitals")[0]
+    """The algorithm and the policy that docs/operate-federation.md shows, at nodes that refuse all parts but those."""
+    guide = (Path(__file__).parents[2] / "docs" / "operate-federation.md").read_text(encoding="utf-8")
+    part = guide.partition("## Differential privacy")[2].partition("## Ten hospitals")[0]
     names = {"eq": eq}
     exec(part.partition("```python\n")[2].partition("```")[0], names)  # noqa: S102
     (tmp_path / "policy.toml").write_text(part.partition("```toml\n")[2].partition("```")[0])

@@ -176,8 +176,8 @@ def test_check_refuses_the_key_of_another_site(place):
 def test_the_guides_loader_reads_one_csv_file_per_site(tmp_path):
     """The three blocks of the guide, in an app; the check runs elsewhere, and `file` is seen from the kit."""
     pytest.importorskip("pandas")
-    guide = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
-    part = guide.partition("### One CSV file per site")[2].partition("### On each site")[0]
+    guide = (Path(__file__).parents[2] / "docs" / "operate-federation.md").read_text(encoding="utf-8")
+    part = guide.partition("## One CSV file per site")[2].partition("## On each site")[0]
     schema, loader, net = (block.partition("```")[0] for block in part.split("```python\n")[1:])
     write_app(tmp_path / "app")
     package = tmp_path / "app" / OperatorFolder(tmp_path / "app").package

@@ -35,7 +35,7 @@ class SumsOnly(EquipoiseError):
 
 @dataclass(frozen=True)
 class NodePolicy:
-    """What a node refuses, by its owner's word. `docs/federation.md` has the reference of the file.
+    """What a node refuses, by its owner's word. `docs/protect-federation.md` has the reference of the file.
 
     `only_sums`: nobody gets a single loss, score or update. `minimum_crowd`: the fewest clients in any secure sum, evaluations
     included. `minimum_tail`: the fewest in the tail of Δ-FL without noise. `rounds`: the most rounds of a run, and

@@ -86,7 +86,8 @@ def server_app(
     before.
 
     `signed` has nodes sign their secure sums, against a server that does not follow the protocol: all of them need keys that
-    their owners have exchanged (docs/federation.md). `colluders` nodes may help such a server (None: just below a third).
+    their owners have exchanged (docs/protect-federation.md). `colluders` nodes may help such a server (None: the largest
+    number below a third).
 
     What a number or a text in Flower's run configuration names ("rounds", "clients-per-round", "clients", "seed", "folder",
     "evaluate-every", "timeout", "minimum", "retries", "pause", "patience", "signed", "colluders", "most-examples", "longest",
