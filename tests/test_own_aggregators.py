@@ -156,3 +156,5 @@ def test_an_aggregator_whose_total_of_one_client_is_not_finite_is_refused(ragged
     train(Spread(unbiased=False), 1)
     with pytest.raises(eq.errors.Diverged, match=r"Round 5: the total that NoNumberLater\(\) makes of 3 finite updates is not"):
         train(NoNumberLater(), 3)
+    with pytest.raises(eq.errors.Diverged, match=r"the total that NoNumberLater\(\) makes of 3 finite updates is not"):
+        train(eq.aggregators.FedNova(NoNumberLater()), 3)

@@ -9,6 +9,7 @@ import equipoise as eq
 from equipoise.errors import InvalidParameter
 from equipoise.runs import step_laws as laws
 from equipoise.testing import LawBroken, check_server_optimizer, check_solver
+from made_clients import make_clients
 
 
 def train(ragged, **parts):
@@ -427,6 +428,27 @@ def test_a_local_schedule_that_turns_negative_is_refused_before_the_first_round(
     with pytest.raises(InvalidParameter, match=r"local_schedule must .*falls_below_zero.* gives -0.333333 at local step 5 "):
         train(ragged, solver=eq.solvers.SGD(steps=9, local_schedule=falls_below_zero))
     train(ragged, solver=eq.solvers.SGD(steps=4, local_schedule=falls_below_zero))
+
+
+@pytest.mark.parametrize(
+    "personal",
+    [
+        eq.personal.Ditto(solver=eq.solvers.SGD(steps=9, local_schedule=falls_below_zero)),
+        eq.personal.Ditto(solver=eq.solvers.SGD(steps=1, schedule=falls_below_zero)),
+        eq.personal.Split("bias", (("all", 9),)),
+        eq.personal.Split("bias", finetuning=9),
+        eq.personal.Finetuning(epochs=9),
+    ],
+    ids=["own local schedule", "own schedule", "phase", "finetuning after a split", "finetuning"],
+)
+def test_so_is_one_of_clients_own_models(personal):
+    """One epoch of the solver has at most 4 steps here, and nine have more."""
+    own = getattr(personal, "solver", None)
+    solver = eq.solvers.SGD(batch_size=10, local_schedule=falls_below_zero) if own is None else eq.solvers.SGD()
+    algorithm, model = eq.Algorithm(solver=solver, personal=personal), eq.models.Softmax(4, 3)
+    data = eq.data.FederatedData(make_clients([6, 9, 12, 25]), test=make_clients([4, 4, 4, 4], seed=1), name="ragged")
+    with pytest.raises(InvalidParameter, match=r"schedule must give a (rate|factor) that is finite and not negative"):
+        eq.train(model, data, algorithm, rounds=9, clients_per_round=4, engine="loop", progress=False)
 
 
 class RootOfNegative:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.algorithm import Algorithm
-from equipoise.core.abilities import is_of_user
+from equipoise.core.abilities import is_of_user, nested_aggregators
 from equipoise.errors import Diverged, shown
 from equipoise.types import Combined, LocalWork, ServerState
 
@@ -67,11 +67,12 @@ def named_by_aggregator(failure: Diverged, aggregator: Any, combined: Combined) 
     """
     work = combined.work
     finite = work is not None and bool(work.arrived.all())
-    if work is None or not finite or not is_of_user(aggregator) or bool(torch.isfinite(combined.total).all()):
+    own = next((part for part in nested_aggregators(aggregator) if is_of_user(part)), None)
+    if work is None or not finite or own is None or bool(torch.isfinite(combined.total).all()):
         return failure
     count = len(work.arrived)
     updates = "one finite update" if count == 1 else f"{count} finite updates"
-    named = Diverged(failure.round, (), f"total that {shown(aggregator)} makes of {updates}")
+    named = Diverged(failure.round, (), f"total that {shown(own)} makes of {updates}")
     named.because("The clients' work is not the cause. Try the aggregator with equipoise.testing.check_aggregator.")
     return named
 

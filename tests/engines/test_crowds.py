@@ -10,6 +10,7 @@ from fake_grid import federation, run_app
 import equipoise as eq
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines.flower import server_app
+from equipoise.engines.flower.apps.node_policy import NodePolicy
 from equipoise.engines.flower.transport.messenger import TooFewClients
 from equipoise.errors import IncompatibleParts
 from made_clients import make_clients
@@ -63,3 +64,12 @@ def test_sums_that_no_round_can_have_are_refused_at_the_start():
     with pytest.raises(IncompatibleParts, match="minimum_crowd = 4 in the policy of client-0"):
         run(grid)
     assert not any(action.startswith("train") for _, action, _ in grid.log)
+
+
+def test_an_owner_who_forbids_evaluations_does_not_raise_the_crowd_of_those_who_allow_them():
+    """Four owners demand a crowd of 3, and the fifth, who is not evaluated, one of 5."""
+    grid = federation(FederatedData(make_clients([6, 9, 12, 15, 20]), name="five"), softmax, only_sums=True, minimum_crowd=3)
+    grid.apps[101].setup.policy = NodePolicy(only_sums=True, minimum_crowd=5, evaluate=False)
+    table = run(grid, clients=5).clients
+    assert table.clients_in_mean == 4
+    assert table.not_evaluated["train"].keys() == {"client-1"}

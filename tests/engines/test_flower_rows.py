@@ -9,9 +9,11 @@ from test_flower_engine import SGD, killed_after, run, simulate, softmax, some_d
 
 import equipoise as eq
 from equipoise.aggregators import FedNova, NormClip
+from equipoise.data.federated_data import FederatedData
 from equipoise.errors import EquipoiseNotice, IncompatibleParts
 from equipoise.privacy import DPFTRL, DifferentialPrivacy, SecureAggregation
 from equipoise.solvers import Adam, FedDyn, Scaffold
+from made_clients import make_clients
 
 pytestmark = pytest.mark.usefixtures("batches_of_the_simulation")
 STEPS = SGD(steps=3, batch_size=4)
@@ -81,6 +83,21 @@ def test_correlated_noise_of_a_federation_comes_from_the_operating_system():
     seeded = eq.Algorithm(solver=SGD(batch_size=4), sampler=eq.sampling.Full(), privacy=replace(mechanism, source="seeded"))
     with pytest.raises(IncompatibleParts, match="seeded"):
         run(seeded, data, rounds=1, clients_per_round=5)
+
+
+def test_a_federation_keeps_rounds_of_a_client_apart(tmp_path):
+    """What the noise of DP-FTRL is made for. Each round used to draw its cohort by another seed, and groups mixed."""
+    data = FederatedData(make_clients([6, 9, 12, 15, 20, 8]), test=make_clients([5] * 6, seed=1), name="six")
+    mechanism = DPFTRL(None, 1e-5, 0.05, 0.0, decays=(0.5,), scales=(0.3,), source="system")
+    algorithm = eq.Algorithm(solver=SGD(batch_size=4), sampler=eq.sampling.MinSeparation(3), privacy=mechanism)
+    grid = federation(data, softmax)
+    options = {"rounds": 9, "clients_per_round": 2, "clients": 6, "folder": tmp_path / "run"}
+    killed_after(5, algorithm, data, grid, **options)
+    grid.new_run()
+    run(algorithm, data, grid, **options)
+    cohorts = [{client for client, action, r in grid.log if action == "train.update" and r == index} for index in range(9)]
+    assert all(len(cohort) == 2 for cohort in cohorts), cohorts
+    assert all(cohorts[t].isdisjoint(cohorts[t + 1] | cohorts[t + 2]) for t in range(7)), cohorts
 
 
 def test_a_killed_server_goes_on_with_the_rows_of_its_nodes(tmp_path):

@@ -464,7 +464,10 @@ def test_the_delta_of_a_budget_is_the_one_beside_it():
     owner = NodePolicy(epsilon=2.5, delta=1e-3)
     assert NodePolicy().stricter(owner).delta == owner.stricter(NodePolicy()).delta == 1e-3
     assert NodePolicy().stricter(NodePolicy(epsilon=2.5, delta=1e-7)).delta == 1e-7
-    assert NodePolicy(epsilon=3.0).stricter(owner).delta == 1e-5  # two budgets: what refuses more
+    assert NodePolicy(epsilon=3.0).stricter(owner).budget_delta == 1e-5  # two budgets: what refuses more
+    assert NodePolicy(epsilon=1.0).stricter(NodePolicy(delta=1e-8)).budget_delta == 1e-8  # nor does the app's default loosen it
+    assert NodePolicy(delta=1e-3).stricter(NodePolicy(epsilon=1.0)).budget_delta == 1e-5
+    assert NodePolicy().stricter(NodePolicy()) == NodePolicy()
 
 
 def test_an_answer_leaves_at_a_multiple_of_its_time(monkeypatch):

@@ -67,9 +67,9 @@ def test_a_folder_that_cannot_be_made_is_refused_with_its_path(tmp_path):
 
 def test_free_folders_are_numbered(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    taken = []
+    taken, config = [], RunConfig.of(override(TABLE, ["train.seed=4"]))
     for _ in range(3):
-        taken.append(folder.free_folder(tmp_path / "tail.toml", 4))
+        taken.append(folder.free_folder(tmp_path / "tail.toml", config))
         taken[-1].mkdir(parents=True)
     assert [p.name for p in taken] == ["tail-4", "tail-4-2", "tail-4-3"]
 

@@ -189,7 +189,7 @@ def run(
         if explain:
             Console().print(Text(build(checked).explain()), soft_wrap=True)
             return
-        path = out or folder.free_folder(config, checked.train.seed)
+        path = out or folder.free_folder(config, checked)
         folder.refuse_taken(path)  # before data are read, which may take long
 
     observers += [tracking.TensorBoard(tensorboard)] if tensorboard is not None else []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
 from equipoise.types import (
@@ -87,6 +88,13 @@ def is_of_user(part: object) -> bool:
     """Whether the code of a part, its class or the function that it is, is not the library's own."""
     home = getattr(part, "__module__", None) or type(part).__module__
     return home.split(".")[0] != __name__.split(".")[0]
+
+
+def nested_aggregators(aggregator: Any) -> Iterator[Any]:
+    """An aggregator, and those that it wraps, from the outside in: FedNova, NNM and Bucketing call theirs `aggregator`."""
+    while aggregator is not None:
+        yield aggregator
+        aggregator = vars(aggregator).get("aggregator") if is_dataclass(aggregator) else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from equipoise.experiment import catalog
 from equipoise.experiment.config_tables import refusals_at, refuse_unknown
 from equipoise.experiment.origin import Origin
 from equipoise.experiment.own_code import own_failures
-from equipoise.experiment.values import NONE, check_value, is_plain, toml_text
+from equipoise.experiment.values import NONE, check_value, toml_text
 
 FROM_DATA = ("features", "classes", "vocabulary")  # of a model: read from the data unless given
 OBJECTS_FROM_DATA = ("schema", "embeddings")  # of a model: objects that the data give
@@ -159,21 +159,10 @@ def as_config(value: Any, parameter: catalog.Parameter) -> Any:
 
 
 def config_of(kind: str, instance: Any) -> PartConfig:
-    """The configuration of a part that was made in Python, from its class and attributes.
-
-    A part whose values no configuration can hold is refused: without them it would be another part.
-    """
+    """The configuration of a part that was made in Python, from its class and attributes."""
     part = catalog.part(kind, catalog.name_of(kind, instance))
-    for parameter in part.all_parameters:
-        if not parameter.in_config and not _is_default(getattr(instance, parameter.python_name), parameter.default):
-            raise ConfigError(f"{part.name}.{parameter.name} is an object of Python, which no configuration can hold.")
     values = {name: as_config(getattr(instance, p.python_name), p) for name, p in part.parameters.items()}
     return PartConfig(kind, part.name, values)
-
-
-def _is_default(value: Any, default: Any) -> bool:
-    """Whether a value says the same as the default; tensors and other objects count as different unless they are it."""
-    return value is default or (is_plain(value) and is_plain(default) and value == default)
 
 
 def _lists(value: Any) -> Any:

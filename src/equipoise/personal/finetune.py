@@ -37,6 +37,11 @@ class FinetuningMethod(TrainsOwnModels):
         """Nothing is done in rounds: rows and shared state as they are."""
         return rows, shared
 
+    @property
+    def further_epochs(self) -> tuple[int, ...]:
+        """The number of passes after training."""
+        return (self.epochs,)
+
     def for_epochs(self, solver: LocalSolver) -> LocalSolver:
         """The method's solver, or the algorithm's, with `epochs` passes over a client's data; all but SGD as they are."""
         own = own_solver(self.solver, solver)

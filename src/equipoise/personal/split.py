@@ -106,6 +106,11 @@ class Split:
         return len(self.kept) > 0
 
     @property
+    def further_epochs(self) -> tuple[int, ...]:
+        """The numbers of epochs of phases and finetuning, beside the solver's own."""
+        return tuple(epochs for _, epochs in self.phases if epochs) + (self.finetuning,) * self.finetunes
+
+    @property
     def finetunes(self) -> bool:
         """Whether all clients train once more after the rounds, also those that were never drawn."""
         return self.finetuning > 0

@@ -236,7 +236,7 @@ class Spent:
                 * self.seeded
             )
             + (
-                " Who took part was drawn from the run's seed: the smaller ε holds while the seed is secret."
+                " Who took part was drawn from the run's seed: the first ε holds while the seed is secret."
                 * (self.seeded_cohorts and not self.seeded)
             )
         )

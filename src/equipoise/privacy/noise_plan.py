@@ -20,7 +20,7 @@ from torch import Tensor
 
 from equipoise.averaging import Last, Uniform
 from equipoise.core import rng
-from equipoise.core.fingerprints import without_addresses
+from equipoise.core.fingerprints import with_floats, without_addresses
 from equipoise.errors import require
 from equipoise.privacy import accounting, releases
 from equipoise.privacy.discrete_gaussian import concentrated_epsilon
@@ -338,11 +338,12 @@ def digest_releases(algorithm: Algorithm) -> str:
     """A short hash of all of an algorithm that its releases depend on.
 
     Methods of a comparison share their seed, and must not share their noise. Clients' own models change no release unless
-    they are what clients send. A part that is written out, as configuration files do, counts as the default that it is.
+    they are what clients send. A part that is written out, as configuration files do, counts as the default that it is, and
+    1 as 1.0 where a setting is a float.
     """
     if algorithm.personal is not None and algorithm.traits.personal.updates is None:
         algorithm = replace(algorithm, personal=None)
-    described = {each.name: getattr(algorithm, each.name) for each in fields(algorithm)}
+    described = {each.name: with_floats(getattr(algorithm, each.name)) for each in fields(algorithm)}
     averaging = Uniform() if algorithm.traits.risk.averaged else Last()
     usual = {"sampler": Poisson(), "averaging": averaging, "weights": "uniform"}
     described |= {name: None for name, value in usual.items() if repr(described[name]) == repr(value)}

@@ -75,9 +75,14 @@ class PrivacyTable:
     notes: tuple[str, ...] = ()
     noise: str = ""  # sentences on a released model that is mostly noise; empty if it is not
 
+    @property
+    def relies_on_chance(self) -> bool:
+        """Whether ε of some observer is smaller because chance decides who takes part."""
+        return self.delta is not None and any(sampling[0] != "everyone" for _, sampling, _ in self.events)
+
     def with_seeded_cohorts(self) -> PrivacyTable:
         """The table of a run whose cohorts were drawn from its seed: what sampling hides is hidden while the seed is secret."""
-        if self.delta is None or self.nominal or not any(sampling[0] != "everyone" for _, sampling, _ in self.events):
+        if self.nominal or not self.relies_on_chance:
             return self
         return replace(self, notes=(*self.notes, SEEDED_COHORTS))
 

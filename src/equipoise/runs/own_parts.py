@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from equipoise.algorithm import Algorithm
-from equipoise.core.abilities import is_of_user, read, solver_traits
+from equipoise.core.abilities import is_of_user, nested_aggregators, read, solver_traits
 from equipoise.errors import InvalidParameter, notify
 from equipoise.errors import shown as shown_part
 from equipoise.runs.client_form import broken_client_form
@@ -106,11 +106,9 @@ def try_own_parts(algorithm: Algorithm, clients: Sequence[str], alpha: Tensor, c
     }
     parts: list[tuple[str, Any]] = [(name, vars(algorithm)[name]) for name in trials]
     parts += [("solver", each) for each in (_wrapped(algorithm.solver), algorithm.traits.personal.solver)]
-    within: Any = algorithm.aggregator
-    while (
-        within := vars(within).get("aggregator") if is_dataclass(within) else None
-    ) is not None:  # of FedNova, NNM, Bucketing
-        parts.append(("aggregator", within))
+    parts += [
+        ("aggregator", within) for within in nested_aggregators(algorithm.aggregator) if within is not algorithm.aggregator
+    ]
     for name, part in parts:
         if part is None or not is_of_user(part):
             continue

@@ -42,8 +42,12 @@ def draw_by_system(setting: Setting, round_index: int) -> Cohort:
     """A cohort by the sampler's law, by random bits of the operating system.
 
     A sampler that the privacy accountant does not know is called with a seed of 63 such bits, drawn for this round alone.
+    A sampler that keeps a client's rounds apart deals out its groups by one seed for all rounds: the run's. Another seed would
+    break that promise, on which correlated noise builds, and the promise hides nobody: ε counts every cohort as known.
     """
     traits, count, m = setting.algorithm.traits.sampler, len(setting.alpha), setting.clients_per_round
+    if traits.separation is not None:
+        return setting.sampler(round_index, setting.alpha, clients_per_round=m, seed=setting.seed)
     if traits.by_nodes:  # everybody is asked, and each decides by itself whether it takes part
         return Cohort(round_index, setting.seed, torch.arange(count), setting.alpha, _inclusion(setting, count))
     if traits.everyone or not traits.accounted or traits.share != 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from equipoise.algorithm import Algorithm
 from equipoise.client_metrics import ClientMetrics
 from equipoise.client_table import ClientTable
-from equipoise.core.abilities import engine_traits, is_part, read
+from equipoise.core.abilities import engine_traits, is_part, read, solver_traits
 from equipoise.core.numbers import plain_values
 from equipoise.core.per_example_losses import PerExample
 from equipoise.core.signature import Signature
@@ -49,6 +49,7 @@ from equipoise.solvers.local_optimizer import rates_by_name, refuse_wrong_rates
 from equipoise.types import (
     Engine,
     EngineTraits,
+    LocalSolver,
     PersonalWork,
     PrivacyTraits,
     Protection,
@@ -181,7 +182,7 @@ class Setting:
     def result(self, last: ServerState, chosen: ServerState, clients: ClientTable, history: History, seconds: float) -> Result:
         """The result of a run that ended in the state `last` and reports the model of `chosen`, the same or an earlier one."""
         reported, spent = self.averaged.iterate(chosen), self.protection.spent(last.privacy, last.round)
-        model = self.model_at(reported.model)
+        model, observers = self.model_at(reported.model), self._observers(last, reported.params)
         if self.engine_traits.network is None and self.algorithm.privacy is None:  # else training examples are not looked at
             clients = with_trivial_answer(clients, self.task, model, self.data, self.sample)
             clients = with_error_spread(clients, self.task, model, self.data, self.sample, self.engine_traits.device)
@@ -193,14 +194,23 @@ class Setting:
             error_name=self.task.error_name, target="" if self.data.schema is None else self.data.schema.target.name,
             inputs=() if self.data.schema is None else self.data.schema.inputs,
             personal=None if self.personal is None else PersonalModels(self, self.personal, chosen, reported.model),
-            privacy=self._observers(last, reported.params),
+            privacy=observers,
             epsilon=None if spent is None else replace(
                 spent, table=self.data.schema is not None,
-                seeded_cohorts=self.engine_traits.network is None and not self.algorithm.traits.sampler.everyone,
+                seeded_cohorts=self.engine_traits.network is None and observers.relies_on_chance,
             ),
             sampled=sample_sizes(self.data, self.sample), schema=self.data.schema, task=self.task,
             signature=Signature.of(self.data, self.task.layout.dtype),  # of a federation, as its nodes have said
         )  # fmt: skip
+
+
+def _solvers_at_work(algorithm: Algorithm) -> Iterator[LocalSolver]:
+    """The solver, that of the clients' own models, and each for the epochs of other phases."""
+    personal = algorithm.traits.personal
+    own = algorithm.solver if personal.solver is None else personal.solver
+    with_epochs = solver_traits(own).with_epochs
+    yield from (algorithm.solver, own)
+    yield from (with_epochs(epochs) for epochs in personal.further_epochs if with_epochs is not None)
 
 
 def set_up(
@@ -244,7 +254,8 @@ def set_up(
         raise InvalidParameter("clients_per_round", "must be given unless the sampler is sampling.Full()", None, fix)
     refuse_missing_groups(parts.risk, data.train.ids)
     algorithm.drawn_by(0, alpha, clients_per_round=clients_per_round, seed=seed)  # refuses an impossible cohort before any work
-    refuse_wrong_rates(algorithm.solver, rounds, int(data.train.host_sizes.max()))
+    for solver in _solvers_at_work(algorithm):
+        refuse_wrong_rates(solver, rounds, int(data.train.host_sizes.max()))
     try_own_parts(algorithm, data.train.ids, alpha, clients_per_round, seed)
     personal: PersonalWork | None = None
     adaptation: PersonalWork | None = None

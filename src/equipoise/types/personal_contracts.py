@@ -55,6 +55,7 @@ class PersonalTraits:
     keeps_layers: bool = False  # whether clients keep layers that stay as they began in the shared model
     sums_models: bool = False  # whether the server sees clients' models, or what they add up to
     solver: LocalSolver | None = None  # of the personal work, if it is not the algorithm's
+    further_epochs: tuple[int, ...] = ()  # numbers of passes that clients train for, beside the solver's own
     keeps_carried: bool = field(default=False, metadata=OWN)  # whether a client's model may have carried values of its own
 
 

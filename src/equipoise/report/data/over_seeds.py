@@ -74,8 +74,8 @@ def figures_of(runs: Sequence[RunRecord]) -> dict[str, Spread]:
 
 
 def run_label(run: RunRecord, runs: Sequence[RunRecord]) -> str:
-    """Which of the runs of a method one is, in words: by its seed, which tells the noise of a run that protects clients."""
-    if not run.protects_clients:
+    """Which of the runs of a method one is, in words: by its seed, unless the seed tells the noise of protected runs."""
+    if not run.hides_seed:
         return f"seed {run.seed}"
     return f"run {next((place for place, each in enumerate(runs) if each is run), 0) + 1}"
 

@@ -216,8 +216,8 @@ def _settings(study: Study) -> Iterator[str]:
 
 
 def _seeds(runs: Sequence[RunRecord]) -> str:
-    """The seeds of runs; of runs that protect clients their number alone, since noise and cohorts follow from a seed."""
-    if any(run.protects_clients for run in runs):
+    """The seeds of runs; beside runs that protect clients their number alone, since noise and cohorts follow from a seed."""
+    if any(run.hides_seed for run in runs):
         return f"{len(runs)}, not shown: noise and cohorts of private runs follow from them"
     return ", ".join(str(run.seed) for run in runs)
 

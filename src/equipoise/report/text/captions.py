@@ -128,11 +128,13 @@ def _evaluated_clients(study: Study) -> str:
 
 def _changed_clients(study: Study) -> str:
     """Sentences on runs whose evaluations are over different clients, so that points of a curve do not compare."""
-    found = [
-        (run, changed_clients_words(run.history.points, study.judged.split, named=run.epsilon is None)) for run in study.runs
-    ]
-    several = len(found) > 1
-    return "".join(f" {f'{run.name}, {run_label(run, study.runs)}: ' * several}{words}" for run, words in found if words)
+    sentences = ""
+    for method in study.methods:
+        for run in method.runs:
+            label = f"{run.name}, {run_label(run, method.runs)}: " * (len(study.runs) > 1)
+            words = changed_clients_words(run.history.points, study.judged.split, named=run.epsilon is None)
+            sentences += f" {label}{words}" * bool(words)
+    return sentences
 
 
 def _late_own_models(study: Study) -> str:

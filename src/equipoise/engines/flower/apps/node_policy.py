@@ -18,6 +18,7 @@ from equipoise.privacy.private_quantile import ENOUGH_NOISE
 
 EXACT_SUMS = ("update", "counts")  # sums without noise
 NOISY_SUMS = ("histogram", "weight", "private update")
+USUAL_DELTA = 1e-5  # of a budget whose owner names none
 LEAST_SHARE = 0.5  # steps: the narrowest share of noise for which there is a bound on what sums of them hide
 
 
@@ -37,17 +38,17 @@ class SumsOnly(EquipoiseError):
 class NodePolicy:
     """What a node refuses, by its owner's word. `docs/protect-federation.md` has the reference of the file.
 
-    `only_sums`: nobody gets a single loss, score or update. `minimum_crowd`: the fewest clients in any secure sum, evaluations
-    included. `minimum_tail`: the fewest in the tail of Δ-FL without noise. `rounds`: the most rounds of a run, and
-    `evaluations`: the most evaluations of a run. A sum must have noise of at least `noise_multiplier` times what the clipped
-    contribution of this node moves it by, and updates a `clip` of at most that much. With `epsilon` every sum must have noise;
-    what all of them cost together, at `delta`, is for the node's ledger to count. `evaluate`: whether loss and error, which no
-    noise covers, may be asked for: exact means over clients and, without `only_sums`, those of this client alone (None: yes,
-    unless the policy demands noise by `noise_multiplier` or `epsilon`; `evaluates` is the answer). `parts`: the
-    parts of the catalogue that may run here, as "kind.name" (None: all), and `allow`: packages whose classes may. Answers leave
-    `answer_after` seconds after their request, or at a multiple of it. With `key`, the file of this node's private key, and
-    `peers`, that of the other nodes' public keys, the node takes part in signed sums alone, and withstands `colluders` nodes
-    that help the server (None: just below a third).
+    `only_sums`: nobody gets a single loss, score or update. `minimum_crowd`: the fewest clients in any secure sum,
+    evaluations included. `minimum_tail`: the fewest in the tail of Δ-FL without noise. `rounds`: the most rounds of a run,
+    and `evaluations`: the most evaluations of a run. A sum must have noise of at least `noise_multiplier` times what the
+    clipped contribution of this node moves it by, and updates a `clip` of at most that much. With `epsilon` every sum must
+    have noise; what all of them cost together, at `delta` (None: 10⁻⁵), is for the node's ledger to count. `evaluate`:
+    whether loss and error, which no noise covers, may be asked for: exact means over clients and, without `only_sums`,
+    those of this client alone (None: yes, unless the policy demands noise by `noise_multiplier` or `epsilon`; `evaluates`
+    is the answer). `parts`: the parts of the catalogue that may run here, as "kind.name" (None: all), and `allow`: packages
+    whose classes may. Answers leave `answer_after` seconds after their request, or at a multiple of it. With `key`, the
+    file of this node's private key, and `peers`, that of the other nodes' public keys, the node takes part in signed sums
+    alone, and withstands `colluders` nodes that help the server (None: just below a third).
     """
 
     only_sums: bool = True
@@ -57,7 +58,7 @@ class NodePolicy:
     noise_multiplier: float | None = None
     clip: float | None = None
     epsilon: float | None = None
-    delta: float = 1e-5
+    delta: float | None = None
     evaluate: bool | None = None
     parts: tuple[str, ...] | None = None
     allow: tuple[str, ...] = ()
@@ -75,7 +76,7 @@ class NodePolicy:
         require_integer("evaluations", self.evaluations, 1, none="any number", fix=fix)
         for name in ("noise_multiplier", "clip", "epsilon"):
             require_number(name, getattr(self, name), "(0, ∞)", none="any")
-        require_number("delta", self.delta, "(0, 1)")
+        require_number("delta", self.delta, "(0, 1)", none=f"{USUAL_DELTA:g}")
         require_number("answer_after", self.answer_after, "[0, ∞)")
         require_integer("colluders", self.colluders, 0, none="just below a third of the clients")
         together = (self.key is None) == (self.peers is None)
@@ -89,6 +90,11 @@ class NodePolicy:
     def noisy(self) -> bool:
         """Whether the owner demands noise in all that leaves the node."""
         return self.noise_multiplier is not None or self.epsilon is not None
+
+    @property
+    def budget_delta(self) -> float:
+        """δ of the budget: the owner's, else 10⁻⁵."""
+        return USUAL_DELTA if self.delta is None else self.delta
 
     @property
     def evaluates(self) -> bool:
@@ -116,8 +122,6 @@ class NodePolicy:
         evaluate = other.evaluate if other.evaluate is not None or other.noisy else self.evaluate
         if self.evaluate is False:
             evaluate = False
-        # δ belongs to a budget: the default of a policy without one would replace the δ that the owner chose.
-        budgets = [policy for policy in (self, other) if policy.epsilon is not None] or [self, other]
         return NodePolicy(
             only_sums=self.only_sums or other.only_sums,
             minimum_crowd=max(self.minimum_crowd, other.minimum_crowd),
@@ -130,7 +134,7 @@ class NodePolicy:
             key=self.key or other.key,
             peers=self.peers or other.peers,
             colluders=max((c for c in (self.colluders, other.colluders) if c is not None), default=None),
-            delta=min(policy.delta for policy in budgets),
+            delta=min((each.budget_delta for each in (self, other) if each.delta or each.epsilon), default=None),
             **{name: smaller(name) for name in ("rounds", "evaluations", "clip", "epsilon")},
         )
 

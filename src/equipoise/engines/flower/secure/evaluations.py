@@ -157,13 +157,18 @@ class SecureEvaluation:
         members = self.engine.federation.members
         having = tuple(client for client, own in shares.items() if own[split] > 0)
         holders = tuple(client for client in having if members[client].evaluates)
-        crowd = max((members[client].minimum_crowd for client in having), default=2)
-        if len(holders) >= max(crowd, self.engine.federation.choose_threshold(len(holders))[1]):
+        crowd = max((members[client].minimum_crowd for client in holders), default=2)
+        needed = max(crowd, self.engine.federation.choose_threshold(len(holders))[1])
+        if len(holders) >= needed:
             return PlannedSum(SCORES + split + OF_OWN * own, 3, WIDE, holders)
         if split not in self._told:
-            why = f"{counted(len(holders), 'client')} may be asked, and their owners demand a crowd of {crowd}"
+            why = (
+                f"{counted(len(holders), 'client')} may be asked, and a sum needs {needed}"
+                if holders
+                else "no client may be asked"
+            )
             if barred := [client for client in having if client not in holders]:
-                why += f". The policies of {', '.join(barred)} allow no exact evaluations: write evaluate = true to allow them"
+                why += f". The policies of {', '.join(barred)} allow no exact evaluations; evaluate = true would"
             notify(f"The {split} examples are not evaluated: {why}.")
         self._told.add(split)
         return None

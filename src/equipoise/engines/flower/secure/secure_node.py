@@ -105,7 +105,7 @@ def set_cost(session: NodeSession, name: str, terms: SumTerms) -> None:
     exact = is_evaluation(terms) or asked["kind"] in EXACT_SUMS
     noise = -1.0 if exact else noise_multiplier_of(asked["kind"], asked, terms.fewest, terms.length)
     if noise >= 0:
-        session.ledger.check_budget(noise, session.policy.epsilon, session.policy.delta)
+        session.ledger.check_budget(noise, session.policy.epsilon, session.policy.budget_delta)
     records = session.context.state.config_records
     if COSTS not in records:
         records[COSTS] = ConfigRecord({})
@@ -117,7 +117,7 @@ def begin_release(session: NodeSession, name: str, terms: SumTerms) -> None:
     noise = float(session.context.state.config_records[COSTS][name])  # type: ignore[arg-type]
     policy, multiplier = session.policy, noise if noise >= 0 else None
     session.ledger.begin(
-        terms.run, terms.round, terms.purpose, multiplier, epsilon=policy.epsilon, delta=policy.delta,
+        terms.run, terms.round, terms.purpose, multiplier, epsilon=policy.epsilon, delta=policy.budget_delta,
         evaluations=policy.evaluations,
     )  # fmt: skip
 
