@@ -35,5 +35,5 @@ class Mean:
         return RiskValue((base_weights * losses).sum(), base_weights, state)
 
     def client_weight(self, loss: Tensor, base_weight: Tensor, public: Any = None) -> Tensor:
-        """The weight that a client computes by itself: its `base_weight` (), whatever its `loss` () is; `public` is not used."""
+        """The weight that a client computes by itself: its `base_weight` (). Its `loss` () and `public` are not used."""
         return base_weight

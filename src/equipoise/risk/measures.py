@@ -102,7 +102,8 @@ def tilted_value_at_risk(losses: Tensor, tail: float, weights: Tensor | None = N
 
     `losses` (K,) are finite numbers, `tail` is α in (0, 1], and `weights` (K,) are the clients' weights, equal by default.
     `floor` is a lower bound of the losses, by default the smallest loss. At t → 0 the function has the limit floor + (mean −
-    floor)/α. It need not be convex in t, so the minimum is searched on a logarithmic grid of both signs and refined around the best point.
+    floor)/α. It need not be convex in t. So the minimum is searched on a logarithmic grid of both signs and refined around the
+    best point.
 
     Source: Li 2023 (thesis), (7.63) and (7.64).
 
