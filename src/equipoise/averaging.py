@@ -23,6 +23,8 @@ def newest_share(rate: float, count: int) -> float:
 
     c = `rate` / (1 − (1 − `rate`)^`count`), with the limit 1/`count` at rate 0.
 
+    Source: the weights of Pillutla et al. 2023, Theorem 5, with `rate` = γλτ/2.
+
     >>> newest_share(0.5, 1), newest_share(0.5, 2), newest_share(0.0, 4)
     (1.0, 0.6666666666666666, 0.25)
     """

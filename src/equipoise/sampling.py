@@ -184,8 +184,8 @@ class Availability:
     so short that it falls between two rounds is never met. Inclusion, min(1, m / number there), is exact given the
     schedule.
 
-    Source: ours, after the remarks of Pillutla et al. 2023 on clients who are there at some times of the day only, when Δ-FL,
-    which wants m/θ clients to train m, may not find enough.
+    Source: ours. Pillutla et al. 2023 remark that few clients may be available at some times of the day. Δ-FL needs m/θ clients
+    to train m.
 
     >>> sampler = Availability(day=24, share=0.5, aligned=1.0)  # windows of 6 to 18 rounds that begin at round 0
     >>> int(sampler.there(0, 5).sum()), int(sampler.there(23, 5).sum())
@@ -230,8 +230,8 @@ class MinSeparation:
     """m of the clients whose turn it is: rounds of one client are at least `rounds` apart, whatever is drawn.
 
     Clients are dealt out at random into `rounds` groups of equal size (± 1), by the seed; round t draws m clients of group
-    t mod `rounds`, uniformly and without replacement. So in T rounds nobody takes part more than ⌈T/`rounds`⌉ times. This is a
-    promise about every run, not an average: what noise that is correlated over rounds (privacy.correlated_noise) builds on.
+    t mod `rounds`, uniformly and without replacement. So in T rounds nobody takes part more than ⌈T/`rounds`⌉ times. This
+    holds in every run, and not only on average. Noise that is correlated over rounds (privacy.correlated_noise) depends on it.
 
     Source: Choquette-Choo et al. 2023 (arXiv 2306.08153), cyclic participation.
 

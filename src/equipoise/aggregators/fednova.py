@@ -53,7 +53,7 @@ class FedNova:
 
     @property
     def needs_losses(self) -> bool:
-        """Whether the aggregator inside goes by the losses."""
+        """Whether the aggregator inside uses the losses."""
         return read(AggregatorTraits, self.aggregator).needs_losses
 
     @property

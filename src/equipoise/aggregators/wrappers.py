@@ -45,7 +45,7 @@ class _Wrapper:
 
     @property
     def needs_losses(self) -> bool:
-        """Whether the aggregator inside goes by the losses."""
+        """Whether the aggregator inside uses the losses."""
         return read(AggregatorTraits, self.aggregator).needs_losses
 
     @property

@@ -236,7 +236,7 @@ def choose_by_validation(context: PersonalContext, models: Tensor, clients: Tens
 class Local(TrainsOwnModels):
     """Each client trains alone, on its own data, whenever it is in a cohort; its model is kept between rounds.
 
-    The shared model is trained as ever, beside it. `solver` trains the clients' own models (None: as the algorithm's).
+    The shared model is trained as without this method. `solver` trains the clients' own models (None: as the algorithm's).
 
     Source: Li 2023 (thesis), section 5.3 ("local").
 

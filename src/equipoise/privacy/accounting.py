@@ -255,7 +255,7 @@ class Accountant:
     A run asks for ε after every round, and one exact PLD figure takes about a second. So `epsilon_after` is exact (equal to
     `epsilon_of`) by RDP; by PLD it is exact at `horizon`, the planned number of rounds, and elsewhere an upper bound, up to 6 %
     above: the figure of the next checkpoint on a rough grid. Checkpoints are the rounds up to 20, then every 5 % more. It never
-    falls from one round to the next. `exact_after` is exact always, and `spent` and `rounds_within` go by it.
+    falls from one round to the next. `exact_after` is exact always, and `spent` and `rounds_within` use it.
     """
 
     def __init__(

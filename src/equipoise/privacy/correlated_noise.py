@@ -258,6 +258,8 @@ def loss_of(coefficients: Sequence[float] | Numbers, *, separation: int, partici
     `coefficients` (T,) are the first column of a lower-triangular Toeplitz matrix. `separation` b is the least number of rounds
     between two rounds of a client, and `participations` k the most of them.
 
+    Source: McMahan et al. 2024 (arXiv 2408.08868).
+
     >>> [round(loss_of(c, separation=2, participations=1), 9) for c in ([1.0, 0.5], [1.0, 0.0])]
     [1.5625, 2.0]
     """

@@ -51,7 +51,7 @@ class RiskValue:
 
     value: Tensor  # ()
     weights: Tensor  # (K,)
-    state: Any = None  # what the risk remembers until the next round
+    state: Any = None
 
 
 @dataclass(frozen=True, eq=False)
