@@ -88,8 +88,8 @@ def bulyan_selection(rows: Tensor, keys: Tensor, malicious: int) -> list[int]:
 class Bulyan(AgainstAttackers):
     """Krum selects K − 2f updates one after another; of each coordinate the K − 4f values nearest their median are averaged.
 
-    Needs K ≥ 4f + 3 clients with a weight in every round. The selection does not use weights; the mean does. Each coordinate stays
-    within one width of the honest range from that range.
+    Needs K ≥ 4f + 3 clients with a weight in every round. The selection does not use weights; the mean does. Each coordinate
+    stays within one width of the honest range from that range.
 
     f is `malicious`.
 

@@ -159,9 +159,9 @@ def gaussian_means(
     The default means form an acute triangle.
 
     With `exact` = True all clients share one noise sample with mean 0 and covariance I to rounding error (so examples >
-    dimension is needed). Then F_k(w) = ‖w − μ_k‖² + const for the squared loss, with one constant, and answers are known: for three means
-    in the plane the superquantile with tail 2/3 is least at the midpoint of the longest side if the triangle is right or
-    obtuse, else at the circumcentre; with tail 1 at the centroid.
+    dimension is needed). Then F_k(w) = ‖w − μ_k‖² + const for the squared loss, with one constant, and answers are known. For
+    three means in the plane the superquantile with tail 2/3 is least at the midpoint of the longest side if the triangle is
+    right or obtuse, else at the circumcentre. With tail 1 it is least at the centroid.
 
     `means` (n, d) are the μ_k, one per client; `examples` is the number of each client's examples, and `seed` decides the
     draws.
