@@ -53,7 +53,9 @@ class AdaDPS(PrivateOptimizer):
         rule="adagrad":  v ← v + ĝ²,            A = √v + ε,  𝒜(g) = g / A
         rule="adam":     v as rmsprop, M ← β_M M + (1 − β_M) ĝ,  𝒜(g) = (κ g + (1 − κ) M) / A
     with κ = `private_share`; without bias correction. With `side_information` = {parameter name: A} A is fixed before training.
-    A is broadcast to the parameter, and other parameters have A = 1: see `token_frequency` and `inverse_tfidf`. Since the noise is added after preconditioning, it is spread as A is: coordinates with large gradients carry more of it.
+    A is broadcast to the parameter, and other parameters have A = 1: see `token_frequency` and `inverse_tfidf`.
+
+    Since the noise is added after preconditioning, it is spread as A is: coordinates with large gradients carry more of it.
     With A = 1 it is DP-SGD.
 
     `model` is trained in place, and `privacy` are the options of `PrivateOptimizer`: `clip`, `noise_multiplier`, `sample_rate`
