@@ -101,7 +101,7 @@ class DifferentialPrivacy:
     clip: float  # the largest norm of an update
     quantile_ratio: float = 0.25  # the cost of the release about losses, in zCDP, in units of the sum of updates
     noise_multiplier: float | None = None  # noise over sensitivity; None: the least within `epsilon`
-    clip_rule: ClipRule | None = None  # how `clip` moves over the rounds; None: not
+    clip_rule: ClipRule | None = None  # how `clip` moves over the rounds; None: it stays
     loss_bound: float | None = None  # losses above it count as equal to it
     noise: Noise = "central"  # who adds the noise: the server, or the clients
     step: float | None = None  # the grid of distributed noise; None: chosen
@@ -166,7 +166,7 @@ class GaussianMechanism:
     noise_multiplier: float  # noise over sensitivity, of all releases of a round together
     delta: float = 1e-5  # the probability that ε leaves open, in (0, 1)
     quantile_ratio: float = 0.25  # the cost of the release about losses, in zCDP, in units of the sum of updates
-    clip_rule: ClipRule | None = None  # how `clip` moves over the rounds; None: not
+    clip_rule: ClipRule | None = None  # how `clip` moves over the rounds; None: it stays
     loss_bound: float | None = None  # losses above it count as equal to it
     # `as_budget()` shows the source; checkpoints know the mechanism by its text.
     source: Source = field(default="seeded", repr=False)  # of the noise: repeatable, or from the operating system

@@ -315,7 +315,10 @@ class PrivateRelease:
         return quantile_of_sum(self.noisy_histogram(losses), tail, bound=bound, bins=bins, scale=scale, clients=self.clients)
 
     def noisy_histogram(self, losses: Tensor) -> Tensor:
-        """What is released: the centred sum of the clients' hierarchical histograms, with noise, (2b − 2,) int64."""
+        """What is released: the centred sum of the clients' hierarchical histograms, with noise, (2b − 2,) int64.
+
+        `losses` (K,) are the clients' losses.
+        """
         (sigma, scale), shares, source = self.settings.noise(), self.shares, self.source
         bound, bins = self.settings.bound, self.settings.bins
         modulus = self.settings.modulus or safe_modulus(scale, sigma, bins, max(1, len(losses), shares))

@@ -197,7 +197,7 @@ class Superquantile:
 
     tail: float = 0.5  # θ in (0, 1]: the share of the base weight that counts; 1 is the mean
     rule: Literal["exact", "threshold"] | None = None  # weights at the quantile: in part, or whole; None: as `quantile` allows
-    smoothing: Literal["kl", "huber"] | None = None  # how the objective is smoothed; None: not
+    smoothing: Literal["kl", "huber"] | None = None  # how the objective is smoothed; None: no smoothing
     nu: float | None = None  # ν > 0, the strength of the smoothing, in units of the loss
     quantile: QuantileSource = field(default_factory=Exact)  # where the quantile comes from
     eta_every: int = 1  # how many rounds use one quantile
