@@ -70,7 +70,7 @@ class AdaDPS(PrivateOptimizer):
     >>> net, x, y = Logistic(2, bias=False), torch.eye(2), torch.tensor([0, 1])  # gradients (½, 0) and (0, −½)
     >>> known = {"weight": torch.tensor([0.5, 1.0])}
     >>> optimizer = AdaDPS(net, lr=1.0, side_information=known, clip=1.0, noise_multiplier=0.0, sample_rate=1.0)
-    >>> for batch in optimizer.batches(x, y, steps=1):  # g̃ = (¼, −¼)
+    >>> for batch in optimizer.batches(x, y, steps=1):  # g̃ = (½, −¼)
     ...     optimizer.step(*batch)
     >>> [round(w, 3) for w in net.weight.tolist()]  # A = (½, 1): the first gradient doubles
     [-0.5, 0.25]

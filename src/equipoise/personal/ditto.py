@@ -234,7 +234,7 @@ def choose_by_validation(context: PersonalContext, models: Tensor, clients: Tens
 
 @dataclass(frozen=True)
 class Local(TrainsOwnModels):
-    """Each client trains alone, on its own data, whenever it is in a cohort; its model is kept between rounds.
+    """Each client trains alone whenever it is in a cohort, v ← v − η∇F_k(v); its model v is kept between rounds.
 
     The shared model is trained as without this method. `solver` trains the clients' own models (None: as the algorithm's).
 

@@ -184,6 +184,9 @@ class Superquantile:
 
     Value: max Σ π_k F_k over 0 ≤ π_k ≤ α_k/θ, Σ π = 1; weights: the maximising π.
 
+    Smoothed by "kl" with ν = `nu`, the weights are π_k = min(α_k/θ, α_k e^{(F_k − c)/ν}), with c such that they sum to 1. By
+    "huber" they are (α_k/θ) · clip((F_k − η*)/ν, 0, 1).
+
     Source: Pillutla et al. 2023, (5)–(7), (14)–(15), Algorithms 1 and 3; Laguel et al. 2020, (5)–(7), Algorithms 2 and 3,
     appendices B.1 and C.3 (`eta_every`). `at_least` is ours.
 
