@@ -35,7 +35,7 @@ class PersonalModels:
         return f"PersonalModels({len(self)} clients)"
 
     def params(self, clients: Sequence[str]) -> Tensor:
-        """The parameters of some clients' models, one row each: (k, D)."""
+        """The parameters of the models of `clients`, a list of ids, one row each: (k, D)."""
         return self._setting.task.split(self._models(clients))[0]
 
     def _models(self, clients: Sequence[str]) -> Tensor:
@@ -53,7 +53,10 @@ class PersonalModels:
         return self._run.models(self._state.personal, self._model, positions, self._state.round)
 
     def model(self, client: str) -> nn.Module:
-        """A copy of the user's model with the parameters of one client, with its running statistics if the model has any."""
+        """A copy of the user's model with the parameters of one client, with its running statistics if the model has any.
+
+        `client` is the client's id.
+        """
         return self._setting.model_at(self._models([client])[0])
 
     def predict(self, frame: Any, *, client: str | None = None) -> Any:

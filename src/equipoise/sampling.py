@@ -48,9 +48,14 @@ class Uniform:
     fewer clients.
 
     Source: the usual FedAvg, and the code of the Δ-FL papers; FedAvg-Sub: Pillutla et al. 2023, Section 7.
+
+    >>> alpha = torch.full((4,), 0.25)
+    >>> cohort = Uniform(share=0.5)(0, alpha, clients_per_round=4, seed=0)  # two of the four, alike in weight
+    >>> len(cohort.clients), cohort.weights.tolist(), cohort.inclusion.tolist()
+    (2, [0.5, 0.5], [0.5, 0.5])
     """
 
-    share: float = 1.0
+    share: float = 1.0  # θ in (0, 1]: the share of the m clients per round that take part
 
     pure: ClassVar[bool] = True
     accounted: ClassVar[bool] = True
@@ -75,6 +80,10 @@ class Proportional:
     """m draws with replacement, client k with probability α_k, and plain averaging: drawn c times means weight c/m.
 
     Source: Li 2023 (thesis), Algorithm 1.
+
+    >>> cohort = Proportional()(0, torch.tensor([1.0, 0.0]), clients_per_round=3, seed=0)  # each draw is the first client
+    >>> cohort.clients.tolist(), cohort.weights.tolist()
+    ([0], [1.0])
     """
 
     pure: ClassVar[bool] = True
@@ -96,6 +105,10 @@ class Poisson:
     """Every client takes part independently with probability m/n; base weights α renormalised. A cohort may be empty.
 
     Source: the sampling that differential privacy accounts for (Mironov, Talwar, Zhang 2019).
+
+    >>> cohort = Poisson()(0, torch.full((4,), 0.25), clients_per_round=4, seed=0)  # probability 4/4
+    >>> cohort.clients.tolist(), cohort.inclusion.tolist()
+    ([0, 1, 2, 3], [1.0, 1.0, 1.0, 1.0])
     """
 
     pure: ClassVar[bool] = True
@@ -124,6 +137,9 @@ class NodePoisson:
     and all clients add their shares of noise.
 
     Source: the sampling of `Poisson`, drawn by clients who keep it to themselves (cf. random check-ins, Balle et al. 2020).
+
+    >>> NodePoisson()(0, torch.full((4,), 0.25), clients_per_round=4, seed=0).clients.tolist()  # probability 4/4
+    [0, 1, 2, 3]
     """
 
     pure: ClassVar[bool] = True
@@ -141,6 +157,10 @@ class Full:
     """Every client, every round; `clients_per_round` is not used.
 
     Source: the setting of agnostic federated learning (Mohri, Sivek, Suresh 2019).
+
+    >>> cohort = Full()(0, torch.tensor([0.5, 0.25, 0.25]), clients_per_round=1, seed=0)
+    >>> cohort.clients.tolist(), cohort.weights.tolist()
+    ([0, 1, 2], [0.5, 0.25, 0.25])
     """
 
     pure: ClassVar[bool] = True
@@ -164,14 +184,18 @@ class Availability:
     so short that it falls between two rounds is never met. Inclusion, min(1, m / number there), is exact given the
     schedule.
 
-    Source: ours, after the remarks of Pillutla et al. 2023 on clients who are there at some times of the day only, when Δ-FL,
-    which wants m/θ clients to train m, may not find enough.
+    Source: ours. Pillutla et al. 2023 remark that few clients may be available at some times of the day. Δ-FL needs m/θ clients
+    to train m.
+
+    >>> sampler = Availability(day=24, share=0.5, aligned=1.0)  # windows of 6 to 18 rounds that begin at round 0
+    >>> int(sampler.there(0, 5).sum()), int(sampler.there(23, 5).sum())
+    (5, 0)
     """
 
-    day: int = 24
-    share: float = 0.5
-    aligned: float = 0.5
-    schedule: int = 0
+    day: int = 24  # rounds in a day
+    share: float = 0.5  # the mean share of the day that a client is available
+    aligned: float = 0.5  # in [0, 1]: how far the windows coincide
+    schedule: int = 0  # the seed of the windows
 
     pure: ClassVar[bool] = True
 
@@ -182,7 +206,7 @@ class Availability:
         require_integer("schedule", self.schedule, 0)
 
     def there(self, round_index: int, n: int) -> Tensor:
-        """Which of n clients are there in a round: bool (n,). Client k's window is the same whatever n."""
+        """Which of `n` clients are available in round `round_index`: bool (n,). The window of a client does not depend on n."""
         uniform = generator(self.schedule, "availability").random((n, 2))
         start = (1 - self.aligned) * uniform[:, 0] * self.day
         length = self.share * self.day * (0.5 + uniform[:, 1])
@@ -206,13 +230,18 @@ class MinSeparation:
     """m of the clients whose turn it is: rounds of one client are at least `rounds` apart, whatever is drawn.
 
     Clients are dealt out at random into `rounds` groups of equal size (± 1), by the seed; round t draws m clients of group
-    t mod `rounds`, uniformly and without replacement. So in T rounds nobody takes part more than ⌈T/`rounds`⌉ times. This is a
-    promise about every run, not an average: what noise that is correlated over rounds (privacy.correlated_noise) builds on.
+    t mod `rounds`, uniformly and without replacement. So in T rounds nobody takes part more than ⌈T/`rounds`⌉ times. This
+    holds in every run, and not only on average. Noise that is correlated over rounds (privacy.correlated_noise) depends on it.
 
     Source: Choquette-Choo et al. 2023 (arXiv 2306.08153), cyclic participation.
+
+    >>> sampler, alpha = MinSeparation(rounds=2), torch.full((4,), 0.25)  # two groups of two clients, in turn
+    >>> cohorts = [sampler(t, alpha, clients_per_round=2, seed=0).clients.tolist() for t in (0, 1, 2)]
+    >>> sorted(cohorts[0] + cohorts[1]), cohorts[2] == cohorts[0]
+    ([0, 1, 2, 3], True)
     """
 
-    rounds: int = 10
+    rounds: int = 10  # the least number of rounds from one round of a client to its next
 
     pure: ClassVar[bool] = True
 
@@ -221,15 +250,19 @@ class MinSeparation:
 
     @property
     def separation(self) -> int:
-        """Rounds of one client are at least so far apart: what correlated noise goes by."""
+        """The least number of rounds from one round of a client to its next. Correlated noise is set by it."""
         return self.rounds
 
     def participations(self, rounds: int) -> int:
-        """The largest number of rounds in which one client takes part, in a run of `rounds` rounds."""
+        """The largest number of rounds in which one client takes part, in a run of `rounds` rounds.
+
+        >>> MinSeparation(rounds=2).participations(5)  # rounds 0, 2 and 4
+        3
+        """
         return -(-rounds // self.rounds)
 
     def group(self, number: int, clients: int, seed: int) -> Tensor:
-        """The positions of the clients of one group, in order."""
+        """The positions of the clients of group `number`, in order, of `clients` clients dealt out by `seed`."""
         order = generator(seed, "groups of clients").permutation(clients)
         return torch.from_numpy(np.sort(order[number :: self.rounds]))
 
@@ -270,15 +303,18 @@ class FedBuff:
     client masks. Risks that compare losses, noise, personal models and parts with a memory of clients or rounds are refused.
 
     Source: Nguyen et al. 2022 (FedBuff, arXiv 2106.06639). Some published code scales the factor to 1 at staleness 1.
+
+    >>> FedBuff().factor(3)  # (1 + 3)^(−½)
+    0.5
     """
 
-    buffer: int = 10
-    fixed: float = 1.0
-    per_step: float = 0.0
-    spread: float = 1.0
-    schedule: int = 0
-    damped: bool = True
-    durations: Mapping[str, float] | None = None
+    buffer: int = 10  # how many clients must return before the server steps
+    fixed: float = 1.0  # a: the time of a job without its steps
+    per_step: float = 0.0  # b: the time of one local step
+    spread: float = 1.0  # standard deviation of the logarithm of a client's factor
+    schedule: int = 0  # the seed of the clients' speeds
+    damped: bool = True  # weigh updates by (1 + s)^(−½)
+    durations: Mapping[str, float] | None = None  # the time of a job of each client id; None: by the rule
 
     pure: ClassVar[bool] = True
 
@@ -308,7 +344,13 @@ class FedBuff:
         return Uniform()(round_index, alpha, clients_per_round=clients_per_round, seed=seed)
 
     def ticks(self, ids: Sequence[str], steps: Sequence[int]) -> list[int]:
-        """How long a job of each client takes, in ticks of the clock, for clients with these numbers of local steps."""
+        """How long a job of each client takes, in ticks of the clock: a millionth of a unit of time.
+
+        `ids` are the clients, and `steps` are their numbers of local steps.
+
+        >>> FedBuff(fixed=1.0, per_step=0.5, spread=0.0).ticks(["a", "b"], [2, 4])  # 1 + 0.5 · 2 and 1 + 0.5 · 4
+        [2000000, 3000000]
+        """
         if self.durations is not None:
             if missing := [client for client in ids if client not in self.durations]:
                 rule = "must name a time for every training client"
@@ -326,11 +368,15 @@ class FedBuff:
         return [max(1, round(time * TICKS)) for time in times]
 
     def order(self, version: int, clients: int, at_work: int, seed: int) -> list[int]:
-        """All clients in the order in which they are asked to begin at a version; Uniform's cohort comes first."""
+        """All clients in the order in which they are asked to begin at a version; Uniform's cohort comes first.
+
+        `version` is the number of steps of the server, `clients` is n, `at_work` is how many work at a time, and `seed` is the
+        run's.
+        """
         first = generator(seed, "cohort", version).choice(clients, size=at_work, replace=False)
         rest = np.setdiff1d(np.arange(clients), first)
         return [*first.tolist(), *generator(seed, "cohort, further clients", version).permutation(rest).tolist()]
 
     def factor(self, staleness: int) -> float:
-        """The weight of an update that is s model versions old: (1 + s)^(−½)."""
+        """The weight of an update that is `staleness` = s model versions old: (1 + s)^(−½), or 1 if not damped."""
         return (1 + staleness) ** -0.5 if self.damped else 1.0

@@ -23,10 +23,16 @@ class CentredClipping:
     client can clip its own update around v, which is public: then it goes with secure sums, in simulations.
 
     Source: Karimireddy, He, Jaggi 2021 (arXiv 2012.10333); weights are ours.
+
+    >>> aggregator = CentredClipping(radius=1.0, iterations=1)
+    >>> updates, weights = torch.tensor([[0.5], [10.0]]), torch.tensor([0.5, 0.5])
+    >>> total, state = aggregator(updates, weights)  # from v = 0: (0.5 + 1)/2
+    >>> total, aggregator(updates, weights, state=state)[0]  # then 0.75 + (−0.25 + 1)/2
+    (tensor([0.7500]), tensor([1.1250]))
     """
 
-    radius: float | None = None
-    iterations: int = 3
+    radius: float | None = None  # τ, the largest distance from v; None: the weighted median distance
+    iterations: int = 3  # steps in each round
 
     keeps_total: ClassVar[bool] = True
 

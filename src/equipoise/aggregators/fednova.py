@@ -26,10 +26,14 @@ class FedNova:
     which differential privacy needs: clipping then acts on u_k · steps/a_k.
 
     Source: Wang et al. 2020 (FedNova, arXiv 2007.07481).
+
+    >>> from equipoise.aggregators import Median
+    >>> FedNova(Median()).normalises  # a round normalises the updates, and this aggregator combines them
+    Median()
     """
 
-    aggregator: Aggregator = field(default_factory=WeightedMean)
-    steps: float | None = None
+    aggregator: Aggregator = field(default_factory=WeightedMean)  # what combines the normalised updates
+    steps: float | None = None  # a public number in place of ā; None: the mean ā of the cohort
 
     def __post_init__(self) -> None:
         require_kind("aggregator", "aggregator", self.aggregator)
@@ -49,7 +53,7 @@ class FedNova:
 
     @property
     def needs_losses(self) -> bool:
-        """Whether the aggregator inside goes by the losses."""
+        """Whether the aggregator inside uses the losses."""
         return read(AggregatorTraits, self.aggregator).needs_losses
 
     @property

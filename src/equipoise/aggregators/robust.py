@@ -175,6 +175,10 @@ class Median(RobustAggregator):
     """The weighted median of each coordinate: attackers with less than half of the weight cannot leave the honest range.
 
     Source: Yin et al. 2018; Li 2023 (thesis), chapter 5.
+
+    >>> updates = torch.tensor([[1.0], [2.0], [100.0]])
+    >>> Median()(updates, torch.full((3,), 1 / 3))[0], Median()(updates, torch.tensor([0.2, 0.2, 0.6]))[0]
+    (tensor([2.]), tensor([100.]))
     """
 
     def _total(self, given: FiniteUpdates) -> Tensor:
@@ -188,9 +192,12 @@ class TrimmedMean(RobustAggregator):
     Attackers with less than `fraction` of the weight cannot leave the honest range.
 
     Source: Yin et al. 2018.
+
+    >>> TrimmedMean(0.25)(torch.tensor([[1.0], [2.0], [3.0], [100.0]]), torch.full((4,), 0.25))[0]  # (2 + 3)/2
+    tensor([2.5000])
     """
 
-    fraction: float = 0.1
+    fraction: float = 0.1  # the share of the weight that is cut at either end, in [0, 0.5)
 
     def __post_init__(self) -> None:
         require_number("fraction", self.fraction, "[0, 0.5)", "It is cut at either end.")
@@ -203,11 +210,18 @@ class TrimmedMean(RobustAggregator):
 class GeometricMedian(RobustAggregator):
     """The point with the smallest weighted sum of distances to the updates: robust while attackers hold less than half.
 
+    Minimises Σ π_k ‖z − u_k‖ over z by z ← Σ β_k u_k / Σ β_k with β_k = π_k / max(‖z − u_k‖, ν), starting at the median of each
+    coordinate.
+
     Source: Pillutla, Kakade, Harchaoui 2022 (RFA), smoothed Weiszfeld iteration.
+
+    >>> total, _ = GeometricMedian()(torch.tensor([[1.0], [2.0], [100.0]]), torch.full((3,), 1 / 3))  # on a line: the median
+    >>> round(float(total), 3)
+    2.0
     """
 
-    iterations: int = 50
-    smoothing: float = 1e-3
+    iterations: int = 50  # the most steps of the iteration
+    smoothing: float = 1e-3  # ν, the least distance, as a share of the median distance
 
     def __post_init__(self) -> None:
         require_integer("iterations", self.iterations, 1)
@@ -222,7 +236,7 @@ class GeometricMedian(RobustAggregator):
 class AgainstAttackers(RobustAggregator):
     """An aggregator that is told how many attackers to expect."""
 
-    malicious: int = 1
+    malicious: int = 1  # f, how many attackers the server expects in a round
 
     def __post_init__(self) -> None:
         require_integer("malicious", self.malicious, 0)
@@ -244,6 +258,10 @@ class Krum(AgainstAttackers):
     diameters of an honest update.
 
     Source: Blanchard et al. 2017; Li 2023 (thesis), chapter 5. The published code counts the client itself as a neighbour.
+
+    >>> updates = torch.tensor([[0.0], [1.0], [3.0], [6.0], [100.0]])  # K − f − 2 = 2 neighbours; least: 1² + 2² = 5
+    >>> Krum(malicious=1)(updates, torch.full((5,), 0.2))[0]
+    tensor([1.])
     """
 
     picks_one: ClassVar[bool] = True
@@ -269,6 +287,10 @@ class MultiKrum(Krum):
     """The weighted mean of the K − f updates with the best Krum scores, weights scaled to sum to 1 over them.
 
     Source: Blanchard et al. 2017; Li 2023 (thesis), chapter 5.
+
+    >>> updates = torch.tensor([[0.0], [1.0], [3.0], [6.0], [100.0]])
+    >>> MultiKrum(malicious=1)(updates, torch.full((5,), 0.2))[0]  # (0 + 1 + 3 + 6)/4
+    tensor([2.5000])
     """
 
     def _chosen(self, rows: Tensor, kept: Tensor, best: Tensor) -> Tensor:
@@ -281,10 +303,15 @@ class NormClip(RobustAggregator):
 
     With a fixed bound it is linear, and updates are added up as they come.
 
+    The total is Σ π_k u_k · min(1, bound/‖u_k‖).
+
     Source: Sun et al. 2019; Li 2023 (thesis), chapter 5 ("clipping").
+
+    >>> NormClip(bound=1.0)(torch.tensor([[3.0, 4.0], [0.0, 1.0]]), torch.tensor([0.5, 0.5]))[0]  # (0.6, 0.8) and (0, 1)
+    tensor([0.3000, 0.9000])
     """
 
-    bound: float | None = None
+    bound: float | None = None  # the largest norm; None: the weighted median norm
 
     def __post_init__(self) -> None:
         require_number("bound", self.bound, "(0, ∞)", none="the median norm")
@@ -316,7 +343,12 @@ class NormClip(RobustAggregator):
 class KNorm(AgainstAttackers):
     """The weighted mean without the k updates of largest norm, weights scaled to sum to 1 over the others.
 
+    k is `malicious`.
+
     Source: Li 2023 (thesis), chapter 5 ("k-norm").
+
+    >>> KNorm(malicious=1)(torch.tensor([[1.0], [2.0], [-100.0]]), torch.full((3,), 1 / 3))[0]  # (1 + 2)/2
+    tensor([1.5000])
     """
 
     def _check(self, clients: int, losses: Tensor | None) -> None:
@@ -337,7 +369,13 @@ class KLoss(AgainstAttackers):
 
     It trusts what clients report: an attacker who reports a small loss is never cut. It needs every round's losses.
 
+    k is `malicious`.
+
     Source: Li 2023 (thesis), chapter 5 ("k-loss").
+
+    >>> losses = torch.tensor([0.1, 5.0, 0.9])
+    >>> KLoss(malicious=1)(torch.tensor([[1.0], [2.0], [3.0]]), torch.full((3,), 1 / 3), losses=losses)[0]
+    tensor([3.])
     """
 
     needs_losses: ClassVar[bool] = True
@@ -364,9 +402,13 @@ class FedMGDA(RobustAggregator):
     same as with other aggregators (ours; the paper leaves the length to a global rate).
 
     Source: Hu et al. 2022 (FedMGDA+); Li 2023 (thesis), chapter 5.
+
+    >>> updates = torch.tensor([[2.0, 0.0], [0.0, 2.0]])  # weights move from (0.7, 0.3) to (0.6, 0.4); both norms are 2
+    >>> FedMGDA(epsilon=0.1)(updates, torch.tensor([0.7, 0.3]))[0]
+    tensor([1.2000, 0.8000])
     """
 
-    epsilon: float = 0.1
+    epsilon: float = 0.1  # ε in [0, 1]: how far weights may be from those of the risk
 
     def __post_init__(self) -> None:
         require_number("epsilon", self.epsilon, "[0, 1]")

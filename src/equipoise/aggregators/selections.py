@@ -45,9 +45,13 @@ class MeaMed(RobustAggregator):
     stays within one width of the honest range from that range.
 
     Source: Xie, Koyejo, Gupta 2018 (arXiv 1802.10116); weights are ours.
+
+    >>> updates = torch.tensor([[1.0], [2.0], [3.0], [100.0]])  # the median is 2.5; the nearest three are 1, 2 and 3
+    >>> MeaMed(share=0.25)(updates, torch.full((4,), 0.25))[0]
+    tensor([2.])
     """
 
-    share: float = 0.2
+    share: float = 0.2  # the weight of attackers, in [0, 0.5)
 
     def __post_init__(self) -> None:
         require_number("share", self.share, "[0, 0.5)", "It is the weight of attackers.")
@@ -84,10 +88,16 @@ def bulyan_selection(rows: Tensor, keys: Tensor, malicious: int) -> list[int]:
 class Bulyan(AgainstAttackers):
     """Krum selects K − 2f updates one after another; of each coordinate the K − 4f values nearest their median are averaged.
 
-    Needs K ≥ 4f + 3 clients with a weight in every round. Attackers count by heads; the mean is weighted. Each coordinate stays
-    within one width of the honest range from that range.
+    Needs K ≥ 4f + 3 clients with a weight in every round. The selection does not use weights; the mean does. Each coordinate
+    stays within one width of the honest range from that range.
+
+    f is `malicious`.
 
     Source: El Mhamdi, Guerraoui, Rouault 2018 (arXiv 1802.07927). Some published code selects once instead of repeatedly.
+
+    >>> updates = torch.tensor([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0], [100.0]])  # Krum selects 4, 3, 5, 2, 6
+    >>> Bulyan(malicious=1)(updates, torch.full((7,), 1 / 7))[0]  # their median is 4; the nearest three are 3, 4 and 5
+    tensor([4.])
     """
 
     needs_keys: ClassVar[bool] = True
@@ -114,11 +124,17 @@ class DnC(AgainstAttackers):
     largest squared projection on the top singular vector are dropped. The mean is over those that were never dropped, or
     dropped least often. A heuristic: no bound is claimed.
 
+    f is `malicious`.
+
     Source: Shejwalkar, Houmansadr 2021 (NDSS); weights are ours.
+
+    >>> DnC(malicious=1)(torch.tensor([[1.0], [2.0], [3.0], [100.0]]), torch.full((4,), 0.25))[0]  # 100 is dropped
+    tensor([2.])
     """
 
-    repeats: int = 1
-    coordinates: int | None = 10_000
+    repeats: int = 1  # how often a direction is computed
+    coordinates: int | None = 10_000  # how many coordinates it is computed from; None: all
+
     needs_keys: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -20,6 +20,10 @@ class WeightedMean:
     It is linear, so updates are added up as they come and never held all at once.
 
     Source: McMahan et al. 2017 (FedAvg).
+
+    >>> import torch
+    >>> WeightedMean()(torch.tensor([[1.0], [2.0], [100.0]]), torch.tensor([0.5, 0.25, 0.25]))[0]  # 0.5 + 0.5 + 25
+    tensor([26.])
     """
 
     linear: ClassVar[bool] = True

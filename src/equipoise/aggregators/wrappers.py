@@ -31,7 +31,7 @@ def mixed_with_nearest(updates: Tensor, weights: Tensor, share: float) -> Tensor
 class _Wrapper:
     """An aggregator of what is made of the finite updates."""
 
-    aggregator: Aggregator
+    aggregator: Aggregator  # what combines the mixed updates
 
     def __post_init__(self) -> None:
         require_kind("aggregator", "aggregator", self.aggregator)
@@ -45,7 +45,7 @@ class _Wrapper:
 
     @property
     def needs_losses(self) -> bool:
-        """Whether the aggregator inside goes by the losses."""
+        """Whether the aggregator inside uses the losses."""
         return read(AggregatorTraits, self.aggregator).needs_losses
 
     @property
@@ -70,10 +70,15 @@ class NNM(_Wrapper):
     weighted mean.
 
     Source: Allouah et al. 2023 (arXiv 2302.01772); weights are ours.
+
+    >>> from equipoise.aggregators import Median
+    >>> updates = torch.tensor([[1.0], [2.0], [3.0], [100.0]])  # means of the nearest three: 2, 2, 2 and 35
+    >>> NNM(Median(), share=0.25)(updates, torch.full((4,), 0.25))[0]
+    tensor([2.])
     """
 
-    aggregator: Aggregator
-    share: float = 0.2
+    aggregator: Aggregator  # what combines the mixed updates
+    share: float = 0.2  # the weight of attackers, in [0, 0.5)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,10 +110,15 @@ class Bucketing(_Wrapper):
     `size` 1 nothing changes; with one bucket the total is the weighted mean.
 
     Source: Karimireddy, He, Jaggi 2022 (arXiv 2006.09365); weights are ours.
+
+    >>> from equipoise.aggregators import Median
+    >>> updates, weights = torch.tensor([[1.0], [2.0], [6.0]]), torch.full((3,), 1 / 3)
+    >>> [Bucketing(Median(), size=size)(updates, weights)[0] for size in (1, 3)]  # the median, and the mean
+    [tensor([2.]), tensor([3.])]
     """
 
-    aggregator: Aggregator
-    size: int = 2
+    aggregator: Aggregator  # what combines the means of the buckets
+    size: int = 2  # clients in a bucket
 
     needs_keys: ClassVar[bool] = True
 

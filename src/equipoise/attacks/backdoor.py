@@ -48,16 +48,21 @@ class Backdoor:
     an attack, which Backdoor(share=0, …) measures. A model that ignores the mark has its usual rate of false `target`s.
 
     Source: Bagdasaryan et al. 2020 (arXiv 1807.00459).
+
+    >>> honest = ClientSet.pack([("a", torch.tensor([[0.0, 0.0], [5.0, 0.0]]), torch.tensor([0, 0]))])
+    >>> poisoned = Backdoor(target=1, patch=1, examples=1.0).poison(honest, ("a",), classes=2)
+    >>> poisoned.x.tolist(), poisoned.y.tolist()  # the last number is 5, the largest in the data
+    ([[0.0, 5.0], [5.0, 5.0]], [1, 1])
     """
 
-    share: float = 0.2
-    seed: int = 0
-    target: int = 0
-    patch: int = 3
-    value: float | None = None
-    examples: float = 0.5
-    boost: float | None = 1.0
-    leaf: str | None = None
+    share: float = 0.2  # the share of training clients that are malicious, in [0, 1]
+    seed: int = 0  # which clients are malicious, and what is random in the attack
+    target: int = 0  # the class that marked examples are to get
+    patch: int = 3  # the side of the mark, in pixels or numbers
+    value: float | None = None  # of the mark; None: the largest value in the training data
+    examples: float = 0.5  # the share of a malicious client's examples that are marked
+    boost: float | None = 1.0  # multiplies the update; None: the number of clients in the round
+    leaf: str | None = None  # the input that gets the mark, where inputs have names
 
     def __post_init__(self) -> None:
         check_attack_parameters(self)
@@ -70,7 +75,10 @@ class Backdoor:
         require(good, "leaf", "must be the name of an input, or None for inputs without names", self.leaf)
 
     def poison(self, clients: ClientSet, chosen: tuple[str, ...], classes: int) -> ClientSet:
-        """The training clients, with marked and relabelled examples of the chosen ones."""
+        """The training clients, with marked and relabelled examples of the chosen ones.
+
+        `chosen` are the ids of the malicious clients among `clients`, and `classes` is the number of classes.
+        """
         x, y = self.marked_leaves(clients, classes)
         x, y, value = x.clone(), y.clone(), self.mark_value(clients)
         for name, position in zip(chosen, clients.positions_of(chosen).tolist(), strict=True):
@@ -83,18 +91,19 @@ class Backdoor:
         return ClientSet(inputs, y, clients.offsets, clients.ids, clients.scale, clients.shift, clients.source)
 
     def corrupt(self, sent: Sent) -> Tensor:
-        """The updates (k, D), boosted."""
+        """The updates (k, D) in `sent`, multiplied by `boost`."""
         return sent.updates * float(sent.cohort if self.boost is None else self.boost)
 
     def mark_value(self, clients: ClientSet) -> float:
-        """The value of the mark, as the data hold it."""
+        """The value of the mark, as the data of the training `clients` hold it."""
         held: Any = clients.x if self.leaf is None else clients.x[self.leaf]
         return float(held.max()) if self.value is None else self.value
 
     def probe(self, clients: ClientSet, train: ClientSet, classes: int) -> tuple[ClientSet, Tensor] | None:
         """The clients' examples of other classes than `target`, marked and labelled `target`; None if there are none.
 
-        With them come the positions (k,) of the clients that have such examples.
+        With them come the positions (k,) of the `clients` that have such examples. `train` are the training clients, whose
+        largest value the mark has by default, and `classes` is the number of classes.
         """
         x, y = self.marked_leaves(clients, classes)
         others = y != self.target
@@ -111,7 +120,10 @@ class Backdoor:
         return ClientSet(marked, targets, offsets, clients.ids_at(here), clients.scale, clients.shift, "backdoor"), here
 
     def marked_leaves(self, clients: ClientSet, classes: int) -> tuple[Any, Any]:
-        """The inputs that get the mark, and the labels, of clients as they are held; what cannot have a mark is refused."""
+        """The inputs that get the mark, and the labels, of `clients` as they are held.
+
+        Inputs that cannot have a mark, and a target that is none of the `classes`, are refused.
+        """
         x, y = clients.x, clients.y
         if isinstance(x, dict) and all(isinstance(values, Tensor) for values in x.values()):
             fix = f'E.g. Backdoor(…, leaf="{next(iter(x))}"). The inputs are {", ".join(map(str, x))}.'

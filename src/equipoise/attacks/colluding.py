@@ -49,11 +49,15 @@ class ALIE:
     where few attack: 1 of 10, say; then give a factor such as 1.5.
 
     Source: Baruch, Baruch, Goldberg 2019 (arXiv 1902.06156).
+
+    >>> honest = torch.tensor([[1.0], [3.0], [5.0]])  # μ = 3 and s = 2
+    >>> ALIE(factor=1.0).corrupt(Sent(torch.zeros(1, 1), keys=torch.tensor([0]), cohort=4, honest=honest)).tolist()
+    [[1.0]]
     """
 
-    share: float = 0.2
-    seed: int = 0
-    factor: float | None = None
+    share: float = 0.2  # the share of training clients that are malicious, in [0, 1]
+    seed: int = 0  # which clients are malicious
+    factor: float | None = None  # z ≥ 0; None: by the number of attackers
     omniscient: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -61,7 +65,7 @@ class ALIE:
         require_number("factor", self.factor, "[0, ∞)", none="by the number of attackers")
 
     def corrupt(self, sent: Sent) -> Tensor:
-        """μ − z s in place of each update, (k, D)."""
+        """μ − z s in place of each update in `sent`, (k, D)."""
         z = self.factor if self.factor is not None else alie_factor(sent.cohort, len(sent.updates))
         return (honest_mean(sent) - z * honest_deviation(sent)).expand(sent.updates.shape)
 
@@ -73,11 +77,15 @@ class IPM:
     The weighted mean reverses its direction if ε exceeds the honest weight divided by the malicious weight.
 
     Source: Xie, Koyejo, Gupta 2019 (arXiv 1903.03936).
+
+    >>> honest = torch.tensor([[1.0], [3.0], [5.0]])  # μ = 3
+    >>> IPM(epsilon=0.5).corrupt(Sent(torch.zeros(1, 1), keys=torch.tensor([0]), cohort=4, honest=honest)).tolist()
+    [[-1.5]]
     """
 
-    share: float = 0.2
-    seed: int = 0
-    epsilon: float = 0.5
+    share: float = 0.2  # the share of training clients that are malicious, in [0, 1]
+    seed: int = 0  # which clients are malicious
+    epsilon: float = 0.5  # ε ≥ 0, the length of what is sent in units of ‖μ‖
     omniscient: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -85,7 +93,7 @@ class IPM:
         require_number("epsilon", self.epsilon, "[0, ∞)")
 
     def corrupt(self, sent: Sent) -> Tensor:
-        """−ε μ in place of each update, (k, D)."""
+        """−ε μ in place of each update in `sent`, (k, D)."""
         return (-self.epsilon * honest_mean(sent)).expand(sent.updates.shape)
 
 
@@ -102,11 +110,15 @@ class Mimic:
     target.
 
     Source: Karimireddy, He, Jaggi 2022 (arXiv 2006.09365).
+
+    >>> honest = torch.tensor([[1.0], [3.0], [8.0]])  # μ = 4, so 8 stands out most
+    >>> Mimic().corrupt(Sent(torch.zeros(1, 1), keys=torch.tensor([0]), cohort=4, honest=honest)).tolist()
+    [[8.0]]
     """
 
-    share: float = 0.2
-    seed: int = 0
-    hold: bool = False
+    share: float = 0.2  # the share of training clients that are malicious, in [0, 1]
+    seed: int = 0  # which clients are malicious, and what is random in the attack
+    hold: bool = False  # copy the same honest client in every round
     omniscient: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -114,7 +126,7 @@ class Mimic:
         require(isinstance(self.hold, bool), "hold", "must be True or False", self.hold)
 
     def corrupt(self, sent: Sent) -> Tensor:
-        """One honest update in place of each malicious one, (k, D)."""
+        """One honest update in place of each malicious one in `sent`, (k, D)."""
         if sent.honest is None or len(sent.honest) == 0:
             return sent.updates
         if self.hold and sent.honest_names is not None:
@@ -144,11 +156,15 @@ class MinMax:
 
     Source: Shejwalkar, Houmansadr 2021 (NDSS). Some published code returns its last trial, which may break the constraint; here
     γ is found in closed form.
+
+    >>> honest = torch.tensor([[1.0], [3.0], [5.0]])  # 3 − γ may be 4 away from 5
+    >>> MinMax(direction="mean").corrupt(Sent(torch.zeros(1, 1), keys=torch.tensor([0]), cohort=4, honest=honest)).tolist()
+    [[1.0]]
     """
 
-    share: float = 0.2
-    seed: int = 0
-    direction: Literal["deviation", "mean", "sign"] = "deviation"
+    share: float = 0.2  # the share of training clients that are malicious, in [0, 1]
+    seed: int = 0  # which clients are malicious
+    direction: Literal["deviation", "mean", "sign"] = "deviation"  # p, the direction in which μ is moved
     omniscient: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -157,7 +173,7 @@ class MinMax:
         require(self.direction in allowed, "direction", 'must be "deviation", "mean" or "sign"', self.direction)
 
     def corrupt(self, sent: Sent) -> Tensor:
-        """μ + γ p in place of each update, (k, D)."""
+        """μ + γ p in place of each update in `sent`, (k, D)."""
         mean = honest_mean(sent)
         if self.direction == "deviation":
             along = -honest_deviation(sent)

@@ -30,7 +30,12 @@ from equipoise.types import Aggregator, Attack, Cohort, LocalWork
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """What malicious clients would send after honest work, and what else an attack on updates may use."""
+    """What malicious clients would send after honest work, and what else an attack on updates may use.
+
+    >>> sent = Sent(torch.tensor([[1.0, -2.0]]), keys=torch.tensor([0]), cohort=10)
+    >>> len(sent.updates), sent.cohort, sent.honest  # one malicious client in a round of ten
+    (1, 10, None)
+    """
 
     updates: Tensor  # (k, D) of the malicious clients
     keys: Tensor  # (k,) int64, a random stream for each of them in this round
@@ -40,7 +45,14 @@ class Sent:
 
 
 def malicious_clients(clients: ClientSet, share: float, seed: int) -> tuple[str, ...]:
-    """The ids of a share of the clients, to the nearest; the order of clients does not matter."""
+    """The ids of a share of the clients, to the nearest whole number of them; the order of clients does not matter.
+
+    `clients` are the training clients, `share` is in [0, 1], and `seed` decides who is drawn.
+
+    >>> clients = ClientSet.pack([(name, torch.zeros(1, 1), torch.tensor([0])) for name in "abcde"])
+    >>> len(malicious_clients(clients, share=0.5, seed=0))  # 2.5, rounded up
+    3
+    """
     count = int(share * len(clients) + 0.5)
     keys = rng.client_keys(rng.stream_key(seed, "malicious clients"), clients.keys.cpu())
     return clients.ids_at(rng.random_bits(keys, 0, 1)[:, 0].argsort(stable=True)[:count].sort().values)
@@ -51,7 +63,15 @@ def apply(data: FederatedData, attack: Attack) -> FederatedData:
 
     Validation and test examples stay as they are; results are judged on benign clients.
 
+    `data` are clean data, and `attack` says which share of the training clients is malicious and what they do.
+
     Source: Li 2023 (thesis), section 2.3, Definition 2.
+
+    >>> from equipoise.attacks import LabelFlip
+    >>> clients = ClientSet.pack([(name, torch.zeros(1, 1), torch.tensor([0])) for name in "abcd"])
+    >>> attacked = apply(FederatedData(clients, classes=2), LabelFlip(share=0.5))
+    >>> len(attacked.malicious), int(attacked.train.y.sum())  # two of four clients, each with its label 0 made 1
+    (2, 2)
     """
     require_kind("attack", "attack", attack)
     if not is_part(attack, "share", "seed"):

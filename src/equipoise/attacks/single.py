@@ -55,43 +55,50 @@ def poison_labels(clients: ClientSet, chosen: tuple[str, ...], classes: int, see
 
 @dataclass(frozen=True)
 class LabelPoisoning:
-    """A1: malicious clients work as they are told, on wrong labels: flipped (two classes) or uniformly random (more).
-
-    A `share` of the training clients is malicious, drawn by `seed`.
+    """A1: malicious clients train as others do, but on wrong labels: flipped (two classes) or uniformly random (more).
 
     Source: Li 2023 (thesis), section 2.3, Definition 2 (A1).
+
+    >>> honest = ClientSet.pack([("a", torch.zeros(3, 1), torch.tensor([0, 1, 1]))])
+    >>> LabelPoisoning().poison(honest, ("a",), classes=2).y
+    tensor([1, 0, 0])
     """
 
-    share: float = 0.2
-    seed: int = 0
+    share: float = 0.2  # the share of training clients that are malicious, in [0, 1]
+    seed: int = 0  # which clients are malicious, and what is random in the attack
 
     def __post_init__(self) -> None:
         check_attack_parameters(self)
 
     def poison(self, clients: ClientSet, chosen: tuple[str, ...], classes: int) -> ClientSet:
-        """The training clients with the labels of the chosen ones flipped or drawn at random."""
+        """The training clients with the labels of the chosen ones flipped or drawn at random.
+
+        `chosen` are the ids of the malicious clients among `clients`, and `classes` is the number of classes.
+        """
         return poison_labels(clients, chosen, classes, self.seed)
 
 
 @dataclass(frozen=True)
 class RandomUpdates:
-    """A2: malicious clients send noise, N(0, s²) in every parameter, s being the standard deviation of their own update.
-
-    `scale` multiplies s.
+    """A2: malicious clients send noise, `scale` · N(0, s²) in every parameter; s is the standard deviation of their own update.
 
     Source: Li 2023 (thesis), section 2.3, Definition 2 (A2).
+
+    >>> sent = Sent(torch.tensor([[2.0, 2.0]]), keys=torch.tensor([0]), cohort=10)  # all numbers alike: s = 0
+    >>> RandomUpdates().corrupt(sent).abs().tolist()
+    [[0.0, 0.0]]
     """
 
-    share: float = 0.2
-    seed: int = 0
-    scale: float = 1.0
+    share: float = 0.2  # the share of training clients that are malicious, in [0, 1]
+    seed: int = 0  # which clients are malicious, and what is random in the attack
+    scale: float = 1.0  # multiplies s
 
     def __post_init__(self) -> None:
         check_attack_parameters(self)
         require_number("scale", self.scale, "[0, ∞)")
 
     def corrupt(self, sent: Sent) -> Tensor:
-        """Gaussian noise (k, D) in place of the updates, scaled to the spread of each."""
+        """Gaussian noise (k, D) in place of the updates in `sent`, scaled to the spread of each."""
         spread = sent.updates.double().std(1, correction=0, keepdim=True) * self.scale
         keys = rng.client_keys(rng.stream_key(self.seed, "random updates"), sent.keys)
         return spread * normal_noise(keys, sent.updates.shape[1])
@@ -105,12 +112,16 @@ class ModelReplacement:
     `factor` replaces the number of clients.
 
     Source: Li 2023 (thesis), section 2.3, Definition 2 (A3); Bagdasaryan et al. 2020.
+
+    >>> sent = Sent(torch.tensor([[1.0, -2.0]]), keys=torch.tensor([0]), cohort=10)
+    >>> ModelReplacement().corrupt(sent), ModelReplacement(update="negated").corrupt(sent)
+    (tensor([[ 10., -20.]]), tensor([[-10.,  20.]]))
     """
 
-    share: float = 0.1
-    seed: int = 0
-    update: Literal["poisoned", "negated", "honest"] = "poisoned"
-    factor: float | None = None
+    share: float = 0.1  # the share of training clients that are malicious, in [0, 1]
+    seed: int = 0  # which clients are malicious, and what is random in the attack
+    update: Literal["poisoned", "negated", "honest"] = "poisoned"  # which update they scale
+    factor: float | None = None  # multiplies the update; None: the number of clients in the round
 
     def __post_init__(self) -> None:
         check_attack_parameters(self)
@@ -119,48 +130,61 @@ class ModelReplacement:
         require_number("factor", self.factor, "(0, ∞)", none="the size of the cohort")
 
     def poison(self, clients: ClientSet, chosen: tuple[str, ...], classes: int) -> ClientSet:
-        """The training clients, with poisoned labels of the chosen ones if these are what is scaled."""
+        """The training clients; if poisoned labels are what is scaled, with those of the chosen ones poisoned.
+
+        `chosen` are the ids of the malicious clients among `clients`, and `classes` is the number of classes.
+        """
         return poison_labels(clients, chosen, classes, self.seed) if self.update == "poisoned" else clients
 
     def corrupt(self, sent: Sent) -> Tensor:
-        """The updates (k, D) times the size of the cohort, or times `factor`; negated if asked for."""
+        """The updates (k, D) in `sent` times the size of the cohort, or times `factor`; negated if asked for."""
         factor = float(self.factor if self.factor is not None else sent.cohort)
         return sent.updates * (-factor if self.update == "negated" else factor)
 
 
 @dataclass(frozen=True)
 class SignFlip:
-    """Malicious clients work honestly and send the negative of their update.
+    """Malicious clients train as others do and send the negative of their update.
 
     Other code uses this name for IPM(epsilon=1), or for a flip of every local gradient.
 
     Source: Karimireddy, He, Jaggi 2022 (arXiv 2006.09365).
+
+    >>> SignFlip().corrupt(Sent(torch.tensor([[1.0, -2.0]]), keys=torch.tensor([0]), cohort=10))
+    tensor([[-1.,  2.]])
     """
 
-    share: float = 0.2
-    seed: int = 0
+    share: float = 0.2  # the share of training clients that are malicious, in [0, 1]
+    seed: int = 0  # which clients are malicious
 
     def __post_init__(self) -> None:
         check_attack_parameters(self)
 
     def corrupt(self, sent: Sent) -> Tensor:
-        """The negative of each update, (k, D)."""
+        """The negative of each update in `sent`, (k, D)."""
         return -sent.updates
 
 
 @dataclass(frozen=True)
 class LabelFlip:
-    """Malicious clients work as they are told on labels C − 1 − y, for C classes. Applied twice it changes nothing.
+    """Malicious clients train as others do, but on labels C − 1 − y, for C classes. Applied twice it changes nothing.
 
     Source: Karimireddy, He, Jaggi 2022 (arXiv 2006.09365).
+
+    >>> honest = ClientSet.pack([("a", torch.zeros(3, 1), torch.tensor([0, 1, 2]))])
+    >>> LabelFlip().poison(honest, ("a",), classes=3).y
+    tensor([2, 1, 0])
     """
 
-    share: float = 0.2
-    seed: int = 0
+    share: float = 0.2  # the share of training clients that are malicious, in [0, 1]
+    seed: int = 0  # which clients are malicious
 
     def __post_init__(self) -> None:
         check_attack_parameters(self)
 
     def poison(self, clients: ClientSet, chosen: tuple[str, ...], classes: int) -> ClientSet:
-        """The training clients with the labels of the chosen ones reversed."""
+        """The training clients with the labels of the chosen ones reversed.
+
+        `chosen` are the ids of the malicious clients among `clients`, and `classes` is the number of classes.
+        """
         return with_changed_labels(clients, chosen, classes, lambda labels, name: classes - 1 - labels)

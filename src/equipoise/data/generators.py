@@ -48,6 +48,9 @@ def synthetic(
     the published code; the text reads as if they were variances (the same at 0 and 1). With `iid=True` α and β are unused: one
     W, b with entries N(0, 1) for all, and x ~ N(0, Σ).
 
+    `alpha` is α and `beta` β. `clients`, `features` and `classes` are numbers of them. `validation` and `test` are the shares
+    of each client's examples that are set aside. `seed` decides all draws. `iid` gives all clients one law.
+
     Sources: Tian Li, thesis, section 3.7.1 (30 clients) and section 4.6.1 (100 clients); Li et al., Federated Optimization in
     Heterogeneous Networks (FedProx), section 5.1. The sizes printed in the thesis, Table 4.4 (12,697 examples, standard
     deviation 73 for 100 clients) cannot come from the stated law, whose mean size is about 450.
@@ -101,9 +104,13 @@ def label_shift(
     probability 0.01 instead of its label's. (Given the label, that is the law of `make_classification`'s examples, and the
     labels of client i still follow q_i.) Shift and scale are off in that function's defaults.
 
-    `geometry="published"` takes the class laws of the published call (random_state=2345), and `seed` draws clients and their
-    examples; "seeded" draws the class laws from `seed` too, whose difficulty then varies much between seeds. Examples are fresh
+    `geometry` "published" takes the class laws of the published call (random_state=2345), and `seed` draws clients and their
+    examples. "seeded" draws the class laws from `seed` too; their difficulty then varies much between seeds. Examples are fresh
     draws, instead of a sample of a pool of 500,000.
+
+    `train_clients`, `validation_clients` and `test_clients` are numbers of clients. `train_concentration` and
+    `test_concentration` are the parameters of the Dirichlet laws of label proportions; `test_concentration` is also that of
+    validation clients.
 
     Source: Pillutla, Laguel, Malick, Harchaoui, Federated Learning with Superquantile Aggregation for Heterogeneous Data
     (journal version), App. D.2.
@@ -151,10 +158,13 @@ def gaussian_means(
 
     The default means form an acute triangle.
 
-    With `exact=True` all clients share one noise sample with mean 0 and covariance I to rounding error (so examples > dimension
-    is needed). Then F_k(w) = ‖w − μ_k‖² + const for the squared loss, with one constant, and answers are known: for three means
-    in the plane the superquantile with tail 2/3 is least at the midpoint of the longest side if the triangle is right or
-    obtuse, else at the circumcentre; with tail 1 at the centroid.
+    With `exact` = True all clients share one noise sample with mean 0 and covariance I to rounding error (so examples >
+    dimension is needed). Then F_k(w) = ‖w − μ_k‖² + const for the squared loss, with one constant, and answers are known. For
+    three means in the plane the superquantile with tail 2/3 is least at the midpoint of the longest side if the triangle is
+    right or obtuse, else at the circumcentre. With tail 1 it is least at the centroid.
+
+    `means` (n, d) are the μ_k, one per client; `examples` is the number of each client's examples, and `seed` decides the
+    draws.
 
     Source: Laguel, Pillutla, Malick, Harchaoui, Device Heterogeneity in Federated Learning: A Superquantile Approach,
     section 3, which says midpoint for every triangle.
@@ -199,11 +209,19 @@ def digits(
 ) -> FederatedData:
     """scikit-learn's 1,797 handwritten digits (8 × 8 pixels), dealt out to clients; a third of the clients is kept for test.
 
-    With `split_by="examples"` it is a third of every client's examples, as personal models need.
+    `split_by` "clients" sets whole clients aside, and "examples" a part of every client's examples, as personal models need.
+
     `partition` is a name ("dirichlet", "classes", "power_law", "iid") or a function of `equipoise.data.partition` with its
     options set, such as functools.partial(dirichlet, concentration=0.1).
 
+    `clients` is the number of clients. `validation` and `test` are the shares of the clients, or of each client's examples,
+    that are set aside. `seed` decides the partition and the split.
+
     Source: the UCI digits test set (Alpaydin, Kaynak 1998), as in scikit-learn.
+
+    >>> data = digits(clients=6, partition="iid", test=1 / 3)
+    >>> len(data.train), len(data.test), len(data.train.client(at=0)[1]) in (299, 300)  # 1797/6 = 299.5
+    (4, 2, True)
     """
     from sklearn.datasets import load_digits
 

@@ -75,7 +75,14 @@ def _sorted_rows(owned: list[_Indices]) -> list[Tensor]:
 
 
 def iid(labels: Tensor, clients: int, *, seed: int = 0, allow_empty: bool = False) -> list[Tensor]:
-    """Equal shares (to within one example) of a random order: every client sees the same law."""
+    """Equal shares (to within one example) of a random order: every client sees the same law.
+
+    `labels` (N,) are the examples' classes, `clients` is the number of clients, and `seed` decides the draw. `allow_empty`
+    permits clients without examples. Returns the row numbers of each client, a sorted int64 tensor.
+
+    >>> [len(rows) for rows in iid(torch.zeros(10), 3)]
+    [4, 3, 3]
+    """
     rows = len(_check(labels, clients, allow_empty))
     order = generator(seed, "partition").permutation(rows)
     return _sorted_rows(_deal(order, _shares(rows, np.ones(clients))))
@@ -86,7 +93,12 @@ def power_law(
 ) -> list[Tensor]:
     """Sizes ∝ rank^(−exponent), the ranks dealt to clients at random; which examples a client gets is random too.
 
-    Each client first receives `min_examples` (0 with `allow_empty`), and the rest is shared by the power law.
+    Each client first receives `min_examples` (0 with `allow_empty`), and the rest is shared by the power law with `exponent` ≥
+    0; 0 gives equal sizes. `labels` (N,) are the examples' classes, `clients` is the number of clients, and `seed` decides the
+    draw. Returns the row numbers of each client, a sorted int64 tensor.
+
+    >>> sorted(len(rows) for rows in power_law(torch.zeros(14), 3, exponent=1.0))  # one each; 11 as 1 : 1/2 : 1/3
+    [3, 4, 7]
     """
     rows = len(_check(labels, clients, allow_empty))
     require(np.isfinite(exponent) and exponent >= 0, "exponent", "must be at least 0", exponent)
@@ -105,11 +117,19 @@ def _check_least(least: int, rows: int, clients: int) -> None:
 def dirichlet(
     labels: Tensor, clients: int, *, concentration: float = 0.5, min_examples: int = 1, seed: int = 0, allow_empty: bool = False
 ) -> list[Tensor]:
-    """Each class is shared among the clients in proportions drawn from Dir(concentration · 1): small means few labels each.
+    """Each class is shared among the clients in proportions from Dir(concentration · 1): small means few labels each.
+
+    `labels` (N,) are the examples' classes, `clients` is the number of clients, and `seed` decides the draw. `concentration` >
+    0 is the parameter of the Dirichlet law. Returns the row numbers of each client, a sorted int64 tensor.
 
     Sizes vary as well. Clients left with fewer than `min_examples` (0 with `allow_empty`) get random examples of the largest
     clients, which takes at most clients · min_examples moves; the usual "draw again until it fits" may never end.
+
     Source: Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks (2019), section 4.
+
+    >>> labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])  # a huge concentration: equal shares of each class
+    >>> [labels[rows].tolist() for rows in dirichlet(labels, 2, concentration=1e9)]
+    [[0, 0, 1, 1], [0, 0, 1, 1]]
     """
     values = _check(labels, clients, allow_empty)
     require(np.isfinite(concentration) and concentration > 0, "concentration", "must be positive", concentration)
@@ -136,9 +156,16 @@ def by_classes(
 ) -> list[Tensor]:
     """At most `classes_per_client` classes per client, each class shared among its owners in proportion to rank^(−exponent).
 
-    Exponent 0 gives equal shares; a positive one power-law sizes, as in the MNIST data of Tian Li's thesis, section 3.4 (two
-    digits per client, sizes by a power law). Classes are dealt so that every one has an owner and larger ones have more. A
-    client that would stay empty gets one example of the largest client.
+    `labels` (N,) are the examples' classes, `clients` is the number of clients, and `seed` decides the draw. `exponent` 0 gives
+    equal shares. A positive one gives power-law sizes. Classes are dealt so that every one has an owner and larger ones have
+    more. A client that would stay empty gets one example of the largest client, unless `allow_empty`. Returns the row numbers
+    of each client, a sorted int64 tensor.
+
+    Source: Li 2023 (thesis), section 3.4: the MNIST data, with two digits per client and sizes by a power law.
+
+    >>> labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    >>> sorted(labels[rows].tolist() for rows in by_classes(labels, 2, classes_per_client=1))
+    [[0, 0, 0], [1, 1, 1]]
     """
     values = _check(labels, clients, allow_empty)
     names, counts = np.unique(values, return_counts=True)
@@ -167,7 +194,7 @@ def by_classes(
 
 
 def by_id(ids: Sequence[Any] | NDArray[Any] | Tensor) -> tuple[list[Tensor], tuple[str, ...]]:
-    """The natural partition: one client per distinct id, in sorted order. Returns the rows of each, and the names.
+    """The natural partition: one client per distinct id in `ids` (N,), in sorted order; the rows of each, and the names.
 
     >>> by_id(["b", "a", "b"])
     ([tensor([1]), tensor([0, 2])], ('a', 'b'))
@@ -184,7 +211,11 @@ PARTITIONERS: dict[str, Partitioner] = {"iid": iid, "dirichlet": dirichlet, "cla
 
 
 def partitioner(which: str | Partitioner) -> Partitioner:
-    """The partitioner of a name; a function is returned as it is."""
+    """The partitioner with the name `which`: "iid", "dirichlet", "classes" or "power_law"; a function is returned as it is.
+
+    >>> partitioner("classes") is by_classes
+    True
+    """
     if not isinstance(which, str):
         return which
     if which not in PARTITIONERS:
@@ -204,7 +235,11 @@ def to_clients(
     shift: Any = 0.0,
     source: str = "",
 ) -> ClientSet:
-    """The clients of an assignment: client k gets rows assignment[k] of `x` and `y`. Clients without rows are left out.
+    """The clients of an assignment: client k gets the rows assignment[k] of `x` and `y`. Clients without rows are left out.
+
+    `x` (N, …) are the inputs and `y` (N, …) the targets; trees of tensors are allowed. `assignment` holds the row numbers of
+    each client, as a partitioner returns them. `ids` are the names of the clients (None: client-0, client-1, …). Models get x ·
+    `scale` + `shift`. `source` names the data in errors.
 
     >>> to_clients(torch.zeros(4, 2), torch.zeros(4), [torch.tensor([0, 3]), torch.tensor([1])])
     ClientSet(2 clients, 3 examples of shape (2,))

@@ -24,6 +24,9 @@ def export_result(result: Result, path: str | Path, *, groups: Groups | None = N
     """Write the trained model by the suffix of `path`, and its card beside it as .card.md and .card.json.
 
     Each file appears whole or not at all; cards come after the model. The card has a row for each of `groups`.
+
+    `result` is what `train` returns. The suffix is .onnx, .pt2 (torch.export) or .safetensors. `groups` gives each client id
+    the name of its group: a mapping, or a function.
     """
     target = Path(path)
     if target.suffix not in SUFFIXES:
@@ -79,6 +82,9 @@ def export_family(family: Family, folder: str | Path, *, groups: Groups | None =
     """Write every member of a family into one new folder: <knob>-<value>.safetensors, .onnx where it can be, and cards.
 
     A member that cannot be ONNX has no such file, and its card says why.
+
+    `family` is what `train_family` returns, and `folder` is new or empty. The cards have a row for each of `groups`, which
+    gives each client id the name of its group: a mapping, or a function.
     """
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):

@@ -19,6 +19,9 @@ from equipoise.optim.second_moments import adagrad, check_adaptive, precondition
 class DPSGD(PrivateOptimizer):
     """w ← w − lr · g̃ with g̃ = (Σ clip(g_i, C) + N(0, z² C² I)) / b.
 
+    `model` is trained in place, and `privacy` are the options of `PrivateOptimizer`: `clip`, `noise_multiplier`, `sample_rate`
+    and others. `lr` is the learning rate, a number or a function of the step.
+
     Source: Abadi et al. 2016, Algorithm 1.
 
     >>> import torch
@@ -44,7 +47,20 @@ class DPSGD(PrivateOptimizer):
 class DPAdam(PrivateOptimizer):
     """m ← β₁ m + (1 − β₁) g̃, v ← β₂ v + (1 − β₂) g̃², w ← w − lr · m̂ / (√v̂ + ε) with m̂ = m / (1 − β₁^t), v̂ = v / (1 − β₂^t).
 
+    `model` is trained in place, and `privacy` are the options of `PrivateOptimizer`: `clip`, `noise_multiplier`, `sample_rate`
+    and others. `lr` is the learning rate, a number or a function of the step. `betas` are (β₁, β₂), and `eps` is ε; m and v are
+    0 at first, and t is the number of the step, from 1 on.
+
     Source: Li 2023 (thesis), Algorithm 9; Zhou et al. 2020.
+
+    >>> import torch
+    >>> from equipoise.models import Logistic
+    >>> net, x, y = Logistic(2, bias=False), torch.eye(2), torch.tensor([0, 1])  # gradients (½, 0) and (0, −½)
+    >>> optimizer = DPAdam(net, lr=1.0, clip=1.0, noise_multiplier=0.0, sample_rate=1.0)
+    >>> for batch in optimizer.batches(x, y, steps=1):  # g̃ = (¼, −¼)
+    ...     optimizer.step(*batch)
+    >>> [round(w, 3) for w in net.weight.tolist()]  # the first step of Adam has the length lr
+    [-1.0, 1.0]
     """
 
     def __init__(
@@ -76,7 +92,19 @@ class DPAdam(PrivateOptimizer):
 class DPRMSProp(PrivateOptimizer):
     """v ← β v + (1 − β) g̃², w ← w − lr · g̃ / (√v + ε).
 
+    `model` is trained in place, and `privacy` are the options of `PrivateOptimizer`: `clip`, `noise_multiplier`, `sample_rate`
+    and others. `lr` is the learning rate, a number or a function of the step. `beta` is β, and `eps` is ε; v is 0 at first.
+
     Source: Li 2023 (thesis), 6.4.1 and 6.10.1; ε near the size of √v decides how adaptive it is (6.13.2).
+
+    >>> import torch
+    >>> from equipoise.models import Logistic
+    >>> net, x, y = Logistic(2, bias=False), torch.eye(2), torch.tensor([0, 1])  # gradients (½, 0) and (0, −½)
+    >>> optimizer = DPRMSProp(net, lr=1.0, beta=0.75, eps=0.125, clip=1.0, noise_multiplier=0.0, sample_rate=1.0)
+    >>> for batch in optimizer.batches(x, y, steps=1):  # g̃ = (¼, −¼)
+    ...     optimizer.step(*batch)
+    >>> [round(w, 3) for w in net.weight.tolist()]  # √v = ½ · ¼, so ¼/(⅛ + ⅛)
+    [-1.0, 1.0]
     """
 
     def __init__(
@@ -100,7 +128,19 @@ class DPRMSProp(PrivateOptimizer):
 class DPAdaGrad(DPRMSProp):
     """v ← v + g̃², w ← w − lr · g̃ / (√v + ε).
 
+    `model` is trained in place, and `privacy` are the options of `PrivateOptimizer`: `clip`, `noise_multiplier`, `sample_rate`
+    and others. `lr` is the learning rate, a number or a function of the step. `eps` is ε; v is 0 at first.
+
     Source: Li 2023 (thesis), 6.7.1 and 6.13.3.
+
+    >>> import torch
+    >>> from equipoise.models import Logistic
+    >>> net, x, y = Logistic(2, bias=False), torch.eye(2), torch.tensor([0, 1])  # gradients (½, 0) and (0, −½)
+    >>> optimizer = DPAdaGrad(net, lr=1.0, eps=0.25, clip=1.0, noise_multiplier=0.0, sample_rate=1.0)
+    >>> for batch in optimizer.batches(x, y, steps=1):  # g̃ = (¼, −¼)
+    ...     optimizer.step(*batch)
+    >>> [round(w, 3) for w in net.weight.tolist()]  # √v = ¼, so ¼/(¼ + ¼)
+    [-0.5, 0.5]
     """
 
     def __init__(self, model: nn.Module, *, lr: Rate, eps: float = 1e-3, **privacy: Unpack[PrivacyOptions]) -> None:

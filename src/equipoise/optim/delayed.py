@@ -38,7 +38,20 @@ class DP2(PrivateOptimizer):
             as well and is the step's gradient. Two releases about one batch are accounted as one event: ε grows. v follows the
             average of what was accumulated, also at t = 0, where the printed G / s₁ would divide a single gradient by s₁.
 
+    `model` is trained in place, and `privacy` are the options of `PrivateOptimizer`: `clip`, `noise_multiplier`, `sample_rate`
+    and others. `lr` is the learning rate, a number or a function of the step. `lr_adaptive` (None: `lr`) is the rate of the
+    second phase, `rule` and `beta` say how v moves, `eps` is ε, and `variant` is "delayed" or one of the two weaker ones.
+
     Source: Li 2023 (thesis), Algorithms 11 and 12, 6.8, 6.14; Li et al. 2023 (DP²).
+
+    >>> import torch
+    >>> from equipoise.models import Logistic
+    >>> net, x, y = Logistic(2, bias=False), torch.eye(2), torch.tensor([0, 1])  # gradients (½, 0) and (0, −½)
+    >>> optimizer = DP2(net, lr=1.0, delay=1, beta=0.75, clip=1.0, noise_multiplier=0.0, sample_rate=1.0)
+    >>> for batch in optimizer.batches(x, y, steps=1):  # g̃ = (¼, −¼)
+    ...     optimizer.step(*batch)
+    >>> net.weight.tolist(), optimizer.memory["second_moment"].tolist()  # a step of DP-SGD; then v = ¼ · (¼)²
+    ([-0.25, 0.25], [0.015625, 0.015625])
     """
 
     rules: ClassVar[Mapping[str, Rule]] = {"rmsprop": rmsprop, "adagrad": adagrad, "yogi": yogi}

@@ -46,6 +46,11 @@ def poisson_batches(
 
     The batch of a step is a function of (seed, step); without a seed the batches are secret and cannot be drawn again.
 
+    `x` (N, …) are the inputs and `y` (N, …) the targets. `sample_rate` is the probability of each example. `seed` is a whole
+    number, or None.
+
+    Source: the sampling that differential privacy accounts for (Mironov, Talwar, Zhang 2019).
+
     >>> x, y = torch.zeros(10, 2), torch.zeros(10)
     >>> [len(rows) for rows, _ in poisson_batches(x, y, sample_rate=1.0, steps=3)]
     [10, 10, 10]
@@ -68,8 +73,15 @@ def poisson_batches(
 def set_aside(x: Tensor, y: Tensor, *, examples: int, seed: int) -> tuple[Examples, Examples]:
     """(public, private): `examples` of them drawn at random become public and leave the private set.
 
-    Whoever is public gets no protection: take examples whose owners agreed to that. Drawing them from the training set is
-    the experiment of Li 2023 (thesis), 6.4.1.1, where 1 % of it stands for public data.
+    Public examples get no protection: take examples whose owners agreed to this.
+
+    `x` (N, …) are the inputs, `y` (N, …) the targets, and `seed` decides the draw.
+
+    Source: Li 2023 (thesis), 6.4.1.1, where 1 % of the training set stands for public data.
+
+    >>> public, private = set_aside(torch.arange(5.0), torch.zeros(5), examples=2, seed=0)
+    >>> len(public[0]), len(private[0]), float(public[0].sum() + private[0].sum())  # 0 + 1 + 2 + 3 + 4
+    (2, 3, 10.0)
     """
     check_examples(x, y)
     require_integer("examples", examples, 1, len(x) - 1)

@@ -51,10 +51,26 @@ class PrivateOptimizer(ABC):
             optimizer.step(x, y)
         optimizer.epsilon(delta=1e-5)
 
+    `model` is trained in place. `clip` is C, the largest norm of one example's contribution. `noise_multiplier` is z; 0 is no
+    noise and no privacy. `sample_rate` is the probability with which each example enters a batch. `expected_batch_size` is b
+    (None: `sample_rate` · N). `loss` maps (outputs, targets) to one number per example (None: the model's own, or
+    cross-entropy). `seed` and `source` say where noise and batches come from.
+
     ε speaks of examples (add or remove one) and of the parameters only: metrics on the training examples, the batches and
     `state_dict` (it holds the noise generator) are not covered. Without a seed, or with source="system", noise and batches are
     the operating system's; source="seeded" repeats runs and makes ε nominal. Batches must be Poisson with `sample_rate`, as
     `batches` draws them.
+
+    Source: Abadi et al. 2016; Li 2023 (thesis), chapter 6.
+
+    >>> from equipoise.models import Logistic
+    >>> from equipoise.optim import DPSGD
+    >>> net, x, y = Logistic(2, bias=False), torch.eye(2), torch.tensor([0, 1])
+    >>> optimizer = DPSGD(net, lr=1.0, clip=0.25, noise_multiplier=0.0, sample_rate=1.0)
+    >>> for batch in optimizer.batches(x, y, steps=1):
+    ...     optimizer.step(*batch)
+    >>> net.weight.tolist(), optimizer.epsilon(1e-5)  # gradients of norm ½ are clipped to ¼; without noise there is no privacy
+    ([-0.125, 0.125], inf)
     """
 
     def __init__(
@@ -87,7 +103,10 @@ class PrivateOptimizer(ABC):
     # ------------------------------------------------------------------------------------------------------ what users call
 
     def batches(self, x: Tensor, y: Tensor, *, steps: int) -> Iterator[Examples]:
-        """The next `steps` Poisson batches of all private examples; sets the expected batch size if none was given."""
+        """The next `steps` Poisson batches of all private examples; sets the expected batch size if none was given.
+
+        `x` (N, …) are the inputs, and `y` (N, …) the targets.
+        """
         if self.expected_batch_size is None:
             check_examples(x, y)
             require(len(x) > 0, "x", "must hold at least one example", len(x))
@@ -97,7 +116,7 @@ class PrivateOptimizer(ABC):
         return poisson_batches(x, y, sample_rate=self.sample_rate, steps=steps, seed=self._seed, start=self.steps)
 
     def step(self, x: Tensor, y: Tensor) -> None:
-        """One step on a batch x (B, …), y (B, …). An empty batch is a batch: its noise is released like any other's."""
+        """One step on a batch `x` (B, …), `y` (B, …). An empty batch is a batch: its noise is released like any other's."""
         check_examples(x, y)
         size = self._batch_size()
         params = self.layout.read(self.model)
@@ -119,9 +138,10 @@ class PrivateOptimizer(ABC):
         ]
 
     def epsilon(self, delta: float, *, method: Literal["pld", "rdp"] | None = None) -> float:
-        """ε at δ of the steps taken so far, under adding or removing one example, as `privacy.epsilon_of` judges them.
+        """ε at `delta` of the steps taken so far, under adding or removing one example, as `privacy.epsilon_of` judges them.
 
-        Infinite if any step had no noise. The thesis's figures are by `method="rdp"`; the default, "pld", is tighter.
+        Infinite if any step had no noise. `method` is the accountant's: "rdp", by which the thesis's figures are, or "pld", the
+        default, which is tighter.
         """
         from equipoise.privacy.accounting import epsilon_of
 
@@ -140,7 +160,7 @@ class PrivateOptimizer(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from the state of an optimiser of the same class on a model of the same shapes."""
+        """Go on from `state`, the `state_dict` of an optimiser of the same class on a model of the same shapes."""
         if missing := {"method", "steps", "spent", "expected_batch_size", "seed", "generators", "memory"} - set(state):
             rule = "must come from `state_dict` of a private optimiser"
             raise InvalidParameter("state", rule, f"without {sorted(missing)[0]}")

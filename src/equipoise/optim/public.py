@@ -48,16 +48,32 @@ class AdaDPS(PrivateOptimizer):
 
         g̃ = (Σ clip(𝒜(g_i), C) + N(0, z² C² I)) / b.
 
-    With `public=(x, y)` the public mean gradient ĝ at the current parameters drives A (and M):
+    With `public` = (x, y) the public mean gradient ĝ at the current parameters sets A (and M) by `rule`:
         rule="rmsprop":  v ← β v + (1 − β) ĝ²,  A = √v + ε,  𝒜(g) = g / A
         rule="adagrad":  v ← v + ĝ²,            A = √v + ε,  𝒜(g) = g / A
         rule="adam":     v as rmsprop, M ← β_M M + (1 − β_M) ĝ,  𝒜(g) = (κ g + (1 − κ) M) / A
-    with κ = `private_share`; without bias correction. With `side_information={parameter name: A}` (broadcast to the parameter;
-    others have A = 1) A is fixed before training: see `token_frequency` and `inverse_tfidf`.
+    with κ = `private_share`; without bias correction. With `side_information` = {parameter name: A} A is fixed before training.
+    A is broadcast to the parameter, and other parameters have A = 1: see `token_frequency` and `inverse_tfidf`.
+
     Since the noise is added after preconditioning, it is spread as A is: coordinates with large gradients carry more of it.
     With A = 1 it is DP-SGD.
 
+    `model` is trained in place, and `privacy` are the options of `PrivateOptimizer`: `clip`, `noise_multiplier`, `sample_rate`
+    and others. `lr` is the learning rate, a number or a function of the step. `public` is a pair (x, y) of public examples, and
+    `public_batch_size` of them are drawn in each step (None: all). `beta` is β, `beta_mean` is β_M, and `eps` is ε; v and M are
+    0 at first.
+
     Source: Li 2023 (thesis), Algorithm 8 and 6.2; Li et al. 2022 (AdaDPS).
+
+    >>> import torch
+    >>> from equipoise.models import Logistic
+    >>> net, x, y = Logistic(2, bias=False), torch.eye(2), torch.tensor([0, 1])  # gradients (½, 0) and (0, −½)
+    >>> known = {"weight": torch.tensor([0.5, 1.0])}
+    >>> optimizer = AdaDPS(net, lr=1.0, side_information=known, clip=1.0, noise_multiplier=0.0, sample_rate=1.0)
+    >>> for batch in optimizer.batches(x, y, steps=1):  # g̃ = (½, −¼)
+    ...     optimizer.step(*batch)
+    >>> [round(w, 3) for w in net.weight.tolist()]  # A = (½, 1): the first gradient doubles
+    [-0.5, 0.25]
     """
 
     rules: ClassVar[Mapping[str, Rule]] = {"rmsprop": rmsprop, "adagrad": adagrad, "adam": rmsprop}
@@ -134,9 +150,22 @@ class AdaDPS(PrivateOptimizer):
 class DPRPub(DPRMSProp):
     """DP-R-Pub: DP-RMSProp whose second moments come from public gradients, v ← β v + (1 − β) ĝ², w ← w − lr · g̃ / (√v + ε).
 
-    The noise is added *before* preconditioning, unlike AdaDPS: comparing the two shows what the order is worth.
+    The noise is added *before* preconditioning, unlike AdaDPS: comparing the two shows the effect of the order.
+
+    `model` is trained in place, and `privacy` are the options of `PrivateOptimizer`: `clip`, `noise_multiplier`, `sample_rate`
+    and others. `lr` is the learning rate, a number or a function of the step. `public` is a pair (x, y) of public examples, and
+    `public_batch_size` of them are drawn in each step (None: all). `beta` is β, and `eps` is ε; v is 0 at first.
 
     Source: Li 2023 (thesis), 6.4.1.1.
+
+    >>> import torch
+    >>> from equipoise.models import Logistic
+    >>> net, x, y = Logistic(2, bias=False), torch.eye(2), torch.tensor([0, 1])  # gradients (½, 0) and (0, −½)
+    >>> optimizer = DPRPub(net, lr=1.0, public=(x, y), beta=0.75, eps=0.125, clip=1.0, noise_multiplier=0.0, sample_rate=1.0)
+    >>> for batch in optimizer.batches(x, y, steps=1):  # g̃ = (¼, −¼)
+    ...     optimizer.step(*batch)
+    >>> [round(w, 3) for w in net.weight.tolist()]  # ĝ = g̃: √v = ½ · ¼, so ¼/(⅛ + ⅛)
+    [-1.0, 1.0]
     """
 
     def __init__(
@@ -168,7 +197,21 @@ class PDADPMD(PrivateOptimizer):
     g̃ is DP-SGD's noisy gradient, ĝ the public one, κ = `private_share` a number in [0, 1] or a function of the step, such as
     `cosine_share(steps)`, which leans on the public gradient towards the end. With κ = 1 it is DP-SGD.
 
+    `model` is trained in place, and `privacy` are the options of `PrivateOptimizer`: `clip`, `noise_multiplier`, `sample_rate`
+    and others. `lr` is the learning rate, a number or a function of the step. `public` is a pair (x, y) of public examples, and
+    `public_batch_size` of them are drawn in each step (None: all).
+
     Source: Amid et al. 2022 (Public data-assisted mirror descent), the approximation that Li 2023 (thesis), 6.4.1.1 uses.
+
+    >>> import torch
+    >>> from equipoise.models import Logistic
+    >>> net, x, y = Logistic(2, bias=False), torch.eye(2), torch.tensor([0, 1])  # gradients (½, 0) and (0, −½)
+    >>> first = (x[:1], y[:1])
+    >>> optimizer = PDADPMD(net, lr=1.0, public=first, private_share=0.5, clip=1.0, noise_multiplier=0.0, sample_rate=1.0)
+    >>> for batch in optimizer.batches(x, y, steps=1):  # g̃ = (¼, −¼)
+    ...     optimizer.step(*batch)
+    >>> [round(w, 3) for w in net.weight.tolist()]  # ĝ = (½, 0)
+    [-0.375, 0.125]
     """
 
     def __init__(
@@ -200,7 +243,7 @@ class PDADPMD(PrivateOptimizer):
 
 
 def cosine_share(steps: int) -> Callable[[int], float]:
-    """κ_t = cos(π t / (2 · steps)), from 1 at the first step down to 0, where it stays.
+    """κ_t = cos(π t / (2 · `steps`)), from 1 at the first step down to 0, where it stays.
 
     >>> [round(cosine_share(3)(t), 3) for t in range(5)]
     [1.0, 0.866, 0.5, 0.0, 0.0]

@@ -17,6 +17,10 @@ def token_frequency(x: Tensor, *, floor: float = 1e-3) -> Tensor:
 
     The floor bounds how much larger (1 / floor), and serves tokens that the public examples do not hold.
 
+    `x` (N, F) are the counts of F tokens in N public examples, and `floor` is in (0, 1].
+
+    Source: Li 2023 (thesis), 6.2 (option 2) and 6.4.1.2.
+
     >>> token_frequency(torch.tensor([[4.0, 1.0, 0.0], [4.0, 3.0, 0.0]]), floor=0.1)
     tensor([1.0000, 0.5000, 0.1000])
     """
@@ -30,6 +34,13 @@ def inverse_tfidf(x: Tensor, *, floor: float = 1e-3) -> Tensor:
 
     s_j = mean over examples of (share of token j in the example) · log(N / number of examples with j). The thesis says
     "proportional" in 6.2 and "inversely proportional" in 6.4.1.2 and Table 6.4; the second is meant.
+
+    `x` (N, F) are the counts of F tokens in N public examples, and `floor` is in (0, 1].
+
+    Source: Li 2023 (thesis), 6.2 (option 2), 6.4.1.2 and Table 6.4.
+
+    >>> inverse_tfidf(torch.tensor([[1.0, 1.0], [1.0, 0.0]]), floor=0.1)  # the first token is in every example: log 1 = 0
+    tensor([10.,  1.])
     """
     counts = _checked(x, floor)
     share = counts / counts.sum(1, keepdim=True).clamp(min=1e-12)

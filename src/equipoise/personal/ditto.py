@@ -60,27 +60,38 @@ def refuse_leaps(solver: LocalSolver, strength: float, pulling: str) -> None:
 class TrainsOwnModels:
     """What methods share whose clients keep a model of their own, trained by `solver` (None: by the algorithm's)."""
 
-    solver: LocalSolver | None
+    solver: LocalSolver | None  # trains the clients' own models; None: the algorithm's solver
 
     def __post_init__(self) -> None:
         check_own_solver(self.solver)
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse a solver that makes no personal model."""
+        """Refuse, in `algorithm`, a solver that makes no personal model."""
         refuse_unfit_solver(self, algorithm)
 
     def width(self, dimension: int) -> int:
-        """A client keeps its model, D numbers."""
+        """A client keeps its model, D numbers.
+
+        `dimension` is D, the number of parameters.
+        """
         return dimension
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
-        """Every client starts from w^0; there is no shared state."""
+        """Every client starts from w^0; there is no shared state.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is w^0.
+        """
         return params, None
 
     def models(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> Tensor:
-        """The models (K, D) that clients keep."""
+        """The models (K, D) that clients keep.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is the shared model, `cohort` holds the
+        clients, `rows` (K, width) is what they keep, `solver` is the algorithm's, and `shared` is the state of all clients
+        together.
+        """
         return rows
 
 
@@ -98,12 +109,19 @@ class Ditto:
     attacks are strong.
 
     Source: Li 2023 (thesis), section 5.2, Algorithms 6 and 7, section 5.7.2 (choosing λ); Li et al. 2021 (Ditto).
+
+    >>> import equipoise as eq
+    >>> data = eq.data.gaussian_means([[0.0], [4.0]], examples=10, exact=True)  # F_k(w) = (w − μ_k)² + 1, from w^0 = 0
+    >>> algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=0.25, batch_size=None), personal=Ditto(strength=1.0))
+    >>> result = eq.train(eq.models.MeanEstimator(1), data, algorithm, rounds=2, clients_per_round=2)
+    >>> round(float(result.personal.params(["client-1"])), 3)  # v = 2, w^1 = 1; then 2 − ¼(2(2 − 4) + (2 − 1))
+    2.75
     """
 
-    strength: float = 1.0
-    choices: tuple[float, ...] = ()
-    solver: LocalSolver | None = None
-    when: Literal["joint", "finetuning"] = "joint"
+    strength: float = 1.0  # λ ≥ 0: the pull to the shared model
+    choices: tuple[float, ...] = ()  # values of λ that each client chooses from by its validation error
+    solver: LocalSolver | None = None  # trains the clients' own models; None: the algorithm's solver
+    when: Literal["joint", "finetuning"] = "joint"  # train v in every round, or after the rounds
 
     keeps_carried: ClassVar[bool] = True  # a client's row holds its own carried values, behind its parameters
 
@@ -122,16 +140,22 @@ class Ditto:
         return tuple(dict.fromkeys((self.strength, *self.choices)))
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse a solver that makes no personal model, or steps that leap over the shared model."""
+        """Refuse, in `algorithm`, a solver that makes no personal model, or steps that leap over the shared model."""
         refuse_unfit_solver(self, algorithm)
         refuse_leaps(own_solver(self.solver, algorithm.solver), max(self.strengths), "shared")
 
     def width(self, dimension: int) -> int:
-        """One model per strength, D numbers each; 0 where models are trained after the shared one."""
+        """One model per strength, D numbers each; 0 where models are trained after the shared one.
+
+        `dimension` is D, the number of parameters.
+        """
         return len(self.strengths) * dimension if self.when == "joint" else 0
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
-        """w^0 for every strength, and no shared state; refuses `choices` without validation examples."""
+        """w^0 for every strength, and no shared state; refuses `choices` without validation examples.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is w^0.
+        """
         validation = context.data.validation
         if self.choices and (validation is None or not bool((context.data.train.find(validation) >= 0).any())):
             rule = "need data with validation examples of the training clients"
@@ -142,7 +166,12 @@ class Ditto:
     def work(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> tuple[Tensor, Any]:
-        """The cohort's models (K, strengths · D) after local steps near w^t."""
+        """The cohort's models (K, strengths · D) after local steps near w^t.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is the shared model, `cohort` holds the
+        clients, `rows` (K, width) is what they keep, `solver` is the algorithm's, and `shared` is the state of all clients
+        together.
+        """
         return self._train(context, params, cohort, rows.view(len(rows), -1, len(params)), solver).flatten(1), shared
 
     def _train(self, context: PersonalContext, params: Tensor, cohort: Cohort, models: Tensor, solver: LocalSolver) -> Tensor:
@@ -157,7 +186,12 @@ class Ditto:
     def models(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> Tensor:
-        """The models (K, D) at `strength`, or at the choice with the best validation error of each client."""
+        """The models (K, D) at `strength`, or at the choice with the best validation error of each client.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is the shared model, `cohort` holds the
+        clients, `rows` (K, width) is what they keep, `solver` is the algorithm's, and `shared` is the state of all clients
+        together.
+        """
         if self.when == "joint":
             models = rows.view(len(rows), -1, len(params))
         else:
@@ -200,21 +234,33 @@ def choose_by_validation(context: PersonalContext, models: Tensor, clients: Tens
 
 @dataclass(frozen=True)
 class Local(TrainsOwnModels):
-    """Each client trains alone, on its own data, whenever it is in a cohort; its model is kept between rounds.
+    """Each client trains alone whenever it is in a cohort, v ← v − η∇F_k(v); its model v is kept between rounds.
 
-    The shared model is trained as ever, beside it. `solver` trains the clients' own models (None: as the algorithm's).
+    The shared model is trained as without this method. `solver` trains the clients' own models (None: as the algorithm's).
 
     Source: Li 2023 (thesis), section 5.3 ("local").
+
+    >>> import equipoise as eq
+    >>> data = eq.data.gaussian_means([[0.0], [4.0]], examples=10, exact=True)  # F_k(w) = (w − μ_k)² + 1, from w^0 = 0
+    >>> algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=0.25, batch_size=None), personal=Local())
+    >>> result = eq.train(eq.models.MeanEstimator(1), data, algorithm, rounds=1, clients_per_round=2)
+    >>> round(float(result.personal.params(["client-1"])), 3)  # 0 − ¼ · 2(0 − 4)
+    2.0
     """
 
-    solver: LocalSolver | None = None
+    solver: LocalSolver | None = None  # trains the clients' own models; None: the algorithm's solver
 
     keeps_carried: ClassVar[bool] = True  # a client's row holds its own carried values, behind its parameters
 
     def work(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> tuple[Tensor, Any]:
-        """The cohort's models (K, D) after local steps on each client's own data."""
+        """The cohort's models (K, D) after local steps on each client's own data.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is the shared model, `cohort` holds the
+        clients, `rows` (K, width) is what they keep, `solver` is the algorithm's, and `shared` is the state of all clients
+        together.
+        """
         return context.engine.own_steps(rows, context.own_stream(cohort), own_solver(self.solver, solver)), shared
 
 
@@ -228,10 +274,17 @@ class L2SGD(TrainsOwnModels):
     sends how far its model has moved; an attack on updates changes what is sent, and its own model stays honest.
 
     Source: Li 2023 (thesis), section 5.6.2; Hanzely, Richtárik 2020.
+
+    >>> import equipoise as eq
+    >>> data = eq.data.gaussian_means([[0.0], [4.0]], examples=10, exact=True)  # F_k(w) = (w − μ_k)² + 1, from w^0 = 0
+    >>> algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=0.25, batch_size=None), personal=L2SGD(strength=1.0))
+    >>> result = eq.train(eq.models.MeanEstimator(1), data, algorithm, rounds=2, clients_per_round=2)
+    >>> round(float(result.personal.params(["client-1"])), 3)  # v = 2, m = 1; then 2 − ¼(2(2 − 4) + (2 − 1))
+    2.75
     """
 
-    strength: float = 1.0
-    solver: LocalSolver | None = None
+    strength: float = 1.0  # λ ≥ 0: the pull to the mean of all models
+    solver: LocalSolver | None = None  # trains the clients' own models; None: the algorithm's solver
 
     sums_models: ClassVar[bool] = True  # the server learns the mean of the clients' own models
 
@@ -242,18 +295,26 @@ class L2SGD(TrainsOwnModels):
         require_number("strength", self.strength, "[0, ∞)")
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse a solver that makes no personal model, or steps that leap over the mean model."""
+        """Refuse, in `algorithm`, a solver that makes no personal model, or steps that leap over the mean model."""
         super().check(algorithm)
         refuse_leaps(own_solver(self.solver, algorithm.solver), self.strength, "mean")
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
-        """Every client starts from w^0, and so does the mean m, the shared state."""
+        """Every client starts from w^0, and so does the mean m, the shared state.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is w^0.
+        """
         return params, params.clone()
 
     def work(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> tuple[Tensor, Any]:
-        """The cohort's models (K, D) after local steps pulled towards m, and the new mean m."""
+        """The cohort's models (K, D) after local steps pulled towards m, and the new mean m.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is the shared model, `cohort` holds the
+        clients, `rows` (K, width) is what they keep, `solver` is the algorithm's, and `shared` is the state of all clients
+        together.
+        """
         pull = pull_to(shared, self.strength, len(rows))
         after = context.engine.own_steps(rows, context.own_stream(cohort), own_solver(self.solver, solver), pull)
         sent = context.sent(cohort, after - rows, shared)

@@ -160,13 +160,21 @@ class _MixesModels:
     """What methods share whose clients keep (λ, v) and are served λ v + (1 − λ) w."""
 
     def width(self, dimension: int) -> int:
-        """A client keeps its mixing weight and its model v, 1 + D numbers."""
+        """A client keeps its mixing weight and its model v, 1 + D numbers.
+
+        `dimension` is D, the number of parameters.
+        """
         return 1 + dimension
 
     def models(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> Tensor:
-        """The mixed models λ v + (1 − λ) w, (K, D)."""
+        """The mixed models λ v + (1 − λ) w, (K, D).
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is the shared model, `cohort` holds the
+        clients, `rows` (K, width) is what they keep, `solver` is the algorithm's, and `shared` is the state of all clients
+        together.
+        """
         return mixed_models(rows, params)
 
 
@@ -186,10 +194,17 @@ class Mapper(_MixesModels):
     published mixture of predictions.
 
     Source: Mansour, Mohri, Ro, Suresh 2020 (model interpolation); Li 2023 (thesis), sections 5.3.4 and 5.6.2.
+
+    >>> import equipoise as eq
+    >>> data = eq.data.gaussian_means([[0.0], [4.0]], examples=10, exact=True)  # F_k(w) = (w − μ_k)² + 1, from w^0 = 0
+    >>> algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=0.25, batch_size=None), personal=Mapper(mixes=(0.5,)))
+    >>> result = eq.train(eq.models.MeanEstimator(1), data, algorithm, rounds=1, clients_per_round=2)
+    >>> round(float(result.personal.params(["client-1"])), 3)  # v = 1; w_1 = ¼ · ½ · 7, w = 0.4375; ½ · 1 + ½ · 0.4375
+    0.719
     """
 
-    mixes: tuple[float, ...] = (0.25, 0.5, 0.75)
-    solver: LocalSolver | None = None
+    mixes: tuple[float, ...] = (0.25, 0.5, 0.75)  # the values of λ to choose from, in [0, 1]
+    solver: LocalSolver | None = None  # trains the clients' own models; None: the algorithm's solver
 
     def __post_init__(self) -> None:
         given: Any = self.mixes
@@ -201,18 +216,26 @@ class Mapper(_MixesModels):
         check_own_solver(self.solver)
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse solvers other than SGD."""
+        """Refuse, in `algorithm`, solvers other than SGD."""
         for solver in (algorithm.solver, self.solver or algorithm.solver):
             refuse_all_but_sgd(self, solver)
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
-        """The first of `mixes` and v = w^0; there is no shared state."""
+        """The first of `mixes` and v = w^0; there is no shared state.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is w^0.
+        """
         return torch.cat([params.new_full((1,), self.mixes[0]), params]), None
 
     def work(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> tuple[Tensor, Any]:
-        """For each client the (λ, v), (K, 1 + D), with the lowest training loss after local steps on v."""
+        """For each client the (λ, v), (K, 1 + D), with the lowest training loss after local steps on v.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is the shared model, `cohort` holds the
+        clients, `rows` (K, width) is what they keep, `solver` is the algorithm's, and `shared` is the state of all clients
+        together.
+        """
         solver = own_solver(self.solver, solver)
         stream = context.own_stream(cohort)
         best, lowest = rows, torch.full((len(rows),), math.inf, dtype=torch.float64)
@@ -226,7 +249,11 @@ class Mapper(_MixesModels):
         return best, shared
 
     def updates(self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver) -> Tensor:
-        """What clients send, (K, D): their work on w given the λ and v that they have chosen in this round."""
+        """What clients send, (K, D): their work on w given the λ and v that they have chosen in this round.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is the shared model, `cohort` holds the
+        clients, `rows` (K, width) is what they keep, and `solver` is the algorithm's.
+        """
         after, _ = pair_steps(context, train_shared, rows, params, cohort, solver, "shared")
         return after - params
 
@@ -239,31 +266,46 @@ class APFL(_MixesModels):
     v ← v − ηα∇F_k(u) with u = α v + (1 − α) w_k. α starts at `mix` and is learned once per round, before these steps, by the
     gradient over all of the client's examples: α ← α − η_α⟨v − w^t, ∇F_k(u)⟩, cut to [0, 1]. `mix_lr` is η_α (None: the
     solver's rate; 0 keeps α as it is). At α = 0 v does not move, at 1 it is trained on the client's data alone. A client is
-    served u with the w of now. The steps of w_k are taken twice, here and for what is sent: a round costs three times the
+    served u with the current w. The steps of w_k are taken twice, here and for what is sent: a round costs three times the
     gradients of one without.
 
     Source: Deng, Kamani, Mahdavi 2020 (Algorithm 1 and learning of α); Li 2023 (thesis), sections 5.3.4 and 5.6.2.
+
+    >>> import equipoise as eq
+    >>> data = eq.data.gaussian_means([[0.0], [4.0]], examples=10, exact=True)  # F_k(w) = (w − μ_k)² + 1, from w^0 = 0
+    >>> algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=0.25, batch_size=None), personal=APFL(mix=0.5, mix_lr=0.0))
+    >>> result = eq.train(eq.models.MeanEstimator(1), data, algorithm, rounds=1, clients_per_round=2)
+    >>> round(float(result.personal.params(["client-1"])), 3)  # v = ¼ · ½ · 8 = 1 and w = 1
+    1.0
     """
 
-    mix: float = 0.5
-    mix_lr: float | None = None
+    mix: float = 0.5  # the first α, in [0, 1]
+    mix_lr: float | None = None  # η_α, the rate of α; None: the solver's rate
 
     def __post_init__(self) -> None:
         require_number("mix", self.mix, "[0, 1]", _MIX_FIX)
         require_number("mix_lr", self.mix_lr, "[0, ∞)", none="the solver's learning rate")
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse solvers other than SGD."""
+        """Refuse, in `algorithm`, solvers other than SGD."""
         refuse_all_but_sgd(self, algorithm.solver)
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
-        """α = `mix` and v = w^0; there is no shared state."""
+        """α = `mix` and v = w^0; there is no shared state.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is w^0.
+        """
         return torch.cat([params.new_full((1,), self.mix), params]), None
 
     def work(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> tuple[Tensor, Any]:
-        """The (α, v), (K, 1 + D), after a step on α and local steps on v: as many as the client gets done of w's."""
+        """The (α, v), (K, 1 + D), after a step on α and local steps on v: as many as the client gets done of w's.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is the shared model, `cohort` holds the
+        clients, `rows` (K, width) is what they keep, `solver` is the algorithm's, and `shared` is the state of all clients
+        together.
+        """
         mix = self._learned_mix(context, params, cohort, rows, solver).unsqueeze(1)
         rows = torch.cat([mix, rows[:, 1:]], 1)
         _, own = pair_steps(context, train_both, rows, params, cohort, solver, "both")

@@ -92,12 +92,21 @@ class Mocha(TrainsOwnModels):
     changes what is sent, and with it what the server tells the others, while the malicious client's own model stays honest.
 
     Source: Smith, Chiang, Sanjabi, Talwalkar 2017; Zhang, Yeung 2010 (Ω); Li 2023 (thesis), sections 5.3.4 and 5.6.2.
+
+    >>> import equipoise as eq
+    >>> clients = [(name, torch.ones(1, 1), torch.tensor([y])) for name, y in (("a", 0.0), ("b", 4.0))]  # (v − y)²
+    >>> solver, personal = eq.solvers.SGD(lr=0.25, batch_size=None), Mocha(strength=0.4, floor=1.0)
+    >>> algorithm = eq.Algorithm(solver=solver, personal=personal, sampler=eq.sampling.Full())
+    >>> data, model = eq.FederatedData(eq.ClientSet.pack(clients)), eq.models.LinearRegression(1, bias=False)
+    >>> result = eq.train(model, data, algorithm, rounds=2, clients_per_round=2)
+    >>> round(float(result.personal.params(["b"])), 3)  # Ω is the identity: v = 2, then 2 − ¼(2(2 − 4) + 0.4 · 2)
+    2.8
     """
 
-    strength: float = 0.1
-    l2: float = 0.0
-    floor: float = 0.1
-    solver: LocalSolver | None = None
+    strength: float = 0.1  # λ ≥ 0: how strongly related models pull each other
+    l2: float = 0.0  # λ₂ ≥ 0, the L2 term
+    floor: float = 0.1  # the least eigenvalue of Ω, in (0, 1]
+    solver: LocalSolver | None = None  # trains the clients' own models; None: the algorithm's solver
 
     sums_models: ClassVar[bool] = True  # the server learns the clients' own models
 
@@ -108,7 +117,7 @@ class Mocha(TrainsOwnModels):
         super().__post_init__()
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse samplers that leave clients out, and steps that may leap over what pulls."""
+        """Refuse, in `algorithm`, samplers that leave clients out, and steps that may leap over what pulls."""
         if not algorithm.traits.sampler.everyone:
             raise IncompatibleParts(
                 f"{self!r} relates every client to every other in each round, but {algorithm.drawn_by!r} leaves clients out.",
@@ -124,7 +133,10 @@ class Mocha(TrainsOwnModels):
             require(fast <= 1, "strength", rule, found, "Lower strength, raise floor, or give solver=SGD(…) a smaller lr.")
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
-        """Every client starts from w^0, and Ω (n, n) from the identity; refuses models that are not linear."""
+        """Every client starts from w^0, and Ω (n, n) from the identity; refuses models that are not linear.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is w^0.
+        """
         module = context.task.module
         if not isinstance(module, LinearModel):
             fix = "Use models.LinearSVM(…), or personal.Ditto() with this model."
@@ -136,7 +148,12 @@ class Mocha(TrainsOwnModels):
     def work(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> tuple[Tensor, Any]:
-        """All models (n, D) after local steps under the regulariser, and the best Ω (n, n) for them."""
+        """All models (n, D) after local steps under the regulariser, and the best Ω (n, n) for them.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is the shared model, `cohort` holds the
+        clients, `rows` (K, width) is what they keep, `solver` is the algorithm's, and `shared` is the state of all clients
+        together.
+        """
         lies = context.update_attack
         relation = shared.relation if lies else shared
         told = shared.told.to(rows) if lies else rows

@@ -88,11 +88,18 @@ class PFedMe:
     The risk sees the losses of the shared model. There is no hidden weight decay.
 
     Source: T Dinh, Tran, Nguyen 2020 (pFedMe). The published code evaluates y in place of θ.
+
+    >>> import equipoise as eq
+    >>> data = eq.data.gaussian_means([[0.0], [4.0]], examples=10, exact=True)  # F_k(w) = (w − μ_k)² + 1, from w^0 = 0
+    >>> algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=0.25, batch_size=None), personal=PFedMe(strength=2.0, steps=1))
+    >>> result = eq.train(eq.models.MeanEstimator(1), data, algorithm, rounds=1, clients_per_round=2)
+    >>> round(float(result.personal.params(["client-1"])), 3)  # θ = 2, y = 0 + ¼ · 2 · 2 = 1, w = ½; then ½ + ¼ · 7
+    2.25
     """
 
-    strength: float = 5.0
-    steps: int = 5
-    lr: float | None = None
+    strength: float = 5.0  # λ > 0: the pull to w
+    steps: int = 5  # K, steps on each batch, and passes for the model that is served
+    lr: float | None = None  # r, the rate of θ; None: the algorithm's rate
 
     finetunes: ClassVar[bool] = True  # all clients find their own model after the rounds
 
@@ -104,7 +111,7 @@ class PFedMe:
         require_number("lr", self.lr, "(0, ∞)", none="the algorithm's rate")
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse solvers other than plain SGD, and steps that leap over the point that they are pulled to."""
+        """Refuse, in `algorithm`, solvers other than plain SGD, and steps that leap over the point that they are pulled to."""
         solver = algorithm.solver
         if solver_traits(solver).sgd != SgdRule(0.0, 0.0, 0.0):
             raise IncompatibleParts(
@@ -118,21 +125,36 @@ class PFedMe:
                 require(self.strength * rate <= most, "strength", rule, found, fix)
 
     def width(self, dimension: int) -> int:
-        """Clients keep nothing between rounds."""
+        """Clients keep nothing between rounds.
+
+        `dimension` is D, the number of parameters.
+        """
         return 0
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
-        """An empty row, and no shared state."""
+        """An empty row, and no shared state.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is w^0.
+        """
         return params[:0], None
 
     def work(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> tuple[Tensor, Any]:
-        """Rows and shared state as they are."""
+        """Rows and shared state as they are.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is the shared model, `cohort` holds the
+        clients, `rows` (K, width) is what they keep, `solver` is the algorithm's, and `shared` is the state of all clients
+        together.
+        """
         return rows, shared
 
     def updates(self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver) -> Tensor:
-        """What clients send: y − w^t after their local work, (K, D)."""
+        """What clients send: y − w^t after their local work, (K, D).
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is the shared model, `cohort` holds the
+        clients, `rows` (K, width) is what they keep, and `solver` is the algorithm's.
+        """
         steps = EnvelopeSteps(solver, self.strength, self.steps, self.lr)
         fresh = torch.zeros(len(cohort), steps.keeps(len(params)), dtype=torch.promote_types(params.dtype, torch.float32))
         work = context.engine.updates(params, replace(cohort, rows=fresh), steps)
@@ -142,7 +164,12 @@ class PFedMe:
     def models(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> Tensor:
-        """θ_k (K, D) of some clients: K passes over each client's data from w, pulled to w."""
+        """θ_k (K, D) of some clients: K passes over each client's data from w, pulled to w.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is the shared model, `cohort` holds the
+        clients, `rows` (K, width) is what they keep, `solver` is the algorithm's, and `shared` is the state of all clients
+        together.
+        """
         start = params.expand(len(cohort), -1).contiguous()
         alone: Callable[[int], LocalSolver] | None = solver_traits(solver).with_epochs
         own = solver if alone is None else alone(self.steps)

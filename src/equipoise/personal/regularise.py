@@ -30,9 +30,9 @@ _GRADIENT_NUMBERS = 2**24  # of per-example gradients held at once
 class _HeldBack(FinetuningMethod):
     """Finetuning that a term of the given strength keeps near the shared model."""
 
-    strength: float = 1.0
-    epochs: int = 50
-    solver: LocalSolver | None = None
+    strength: float = 1.0  # λ ≥ 0: how strongly v is held; 0 is plain finetuning
+    epochs: int = 50  # passes over a client's data after the rounds
+    solver: LocalSolver | None = None  # trains the clients' own models; None: the algorithm's solver
 
     def __post_init__(self) -> None:
         require_number("strength", self.strength, "[0, ∞)", "0 is plain finetuning.")
@@ -53,12 +53,24 @@ class EWC(_HeldBack):
 
     Source: Kirkpatrick et al. 2017; Li 2023 (thesis), sections 5.3.4 and 5.6.2 (50 epochs; there the Fisher information is
     that of one batch).
+
+    >>> import equipoise as eq
+    >>> data = eq.data.gaussian_means([[0.0], [4.0]], examples=10, exact=True)  # F_k(w) = (w − μ_k)² + 1, from w^0 = 0
+    >>> algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=0.25, batch_size=None), personal=EWC(strength=0.01, epochs=2))
+    >>> result = eq.train(eq.models.MeanEstimator(1), data, algorithm, rounds=1, clients_per_round=2)
+    >>> round(float(result.personal.params(["client-1"])), 3)  # w = 1, Fisher 4(9 + 1); 2.5, then 2.5 − ¼(−3 + 0.4 · 1.5)
+    3.1
     """
 
     def models(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> Tensor:
-        """The models (K, D) after `epochs` passes from w, held back by the diagonal Fisher information."""
+        """The models (K, D) after `epochs` passes from w, held back by the diagonal Fisher information.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is the shared model, `cohort` holds the
+        clients, `rows` (K, width) is what they keep, `solver` is the algorithm's, and `shared` is the state of all clients
+        together.
+        """
         work = self.for_epochs(solver)
         pull = None
         if self.strength:
@@ -138,14 +150,27 @@ class SymmetrisedKL(_HeldBack):
     is (λ/2)(v − w)ᵀI(v − w) with the Fisher information I: a strength that is large for the learning rate makes v diverge.
 
     Source: Li 2023 (thesis), sections 5.3.4 and 5.6.2 (50 epochs).
+
+    >>> import equipoise as eq
+    >>> clients = [("a", torch.ones(1, 1), torch.tensor([0])), ("b", torch.ones(1, 1), torch.tensor([1]))]
+    >>> data = eq.FederatedData(eq.ClientSet.pack(clients), classes=2)
+    >>> personal = SymmetrisedKL(strength=1.0, epochs=2)
+    >>> algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=1.0, batch_size=None), personal=personal)
+    >>> model = eq.models.Softmax(1, 2, bias=False)
+    >>> result = eq.train(model, data, algorithm, rounds=1, clients_per_round=2)  # the shared model stays at (0, 0)
+    >>> round(float(result.personal.params(["a"])[0, 0]), 3)  # 0.5, then p = 0.731: 0.5 + 0.269 − ½(p(1 − p) + p − ½)
+    0.555
     """
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse solvers other than SGD."""
+        """Refuse, in `algorithm`, solvers other than SGD."""
         refuse_all_but_sgd(self, self.solver or algorithm.solver)
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
-        """An empty row, and no shared state; refuses losses other than cross-entropy."""
+        """An empty row, and no shared state; refuses losses other than cross-entropy.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is w^0.
+        """
         loss = context.task.loss
         if loss is not cross_entropy and not isinstance(loss, nn.CrossEntropyLoss | MaskedCrossEntropy):
             rule = "SymmetrisedKL compares softmax probabilities and needs a model trained by cross-entropy"
@@ -156,7 +181,12 @@ class SymmetrisedKL(_HeldBack):
     def models(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> Tensor:
-        """The models (K, D) after `epochs` passes from w, held near its predictions."""
+        """The models (K, D) after `epochs` passes from w, held near its predictions.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is the shared model, `cohort` holds the
+        clients, `rows` (K, width) is what they keep, `solver` is the algorithm's, and `shared` is the state of all clients
+        together.
+        """
         work = self.for_epochs(solver)
         start = torch.cat([params.new_zeros(1), params]).expand(len(cohort), -1)  # nothing is mixed
         rule = _PredictionPenalty(self.strength)

@@ -76,11 +76,18 @@ class Split:
 
     Source: Arivazhagan et al. 2019 (FedPer); Collins et al. 2021 (FedRep); Oh, Kim, Yun 2022 (FedBABU); Liang et al. 2020
     (LG-FedAvg); Li et al. 2021 (FedBN).
+
+    >>> import equipoise as eq
+    >>> data = eq.data.gaussian_means([[0.0], [4.0]], examples=10, exact=True)  # F_k(w) = (w − μ_k)² + 1, from w^0 = 0
+    >>> algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=0.25, batch_size=None), personal=Split("point"))
+    >>> result = eq.train(eq.models.MeanEstimator(1), data, algorithm, rounds=1, clients_per_round=2)
+    >>> round(float(result.personal.params(["client-1"])), 3)  # all is kept, so it trains alone: 0 − ¼ · 2(0 − 4)
+    2.0
     """
 
-    kept: str | tuple[str, ...]
-    phases: tuple[tuple[str, int | None], ...] = (("all", None),)
-    finetuning: int = 0
+    kept: str | tuple[str, ...]  # patterns of the parameters that clients keep
+    phases: tuple[tuple[str, int | None], ...] = (("all", None),)  # what is trained one after another, and for how many epochs
+    finetuning: int = 0  # epochs on the whole model at the end
 
     keeps_carried: ClassVar[bool] = True
     serves_all: ClassVar[bool] = True  # what a client keeps begins as all others' does, and noise does not touch it
@@ -116,7 +123,7 @@ class Split:
         return self.finetuning > 0
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse solvers that train only shared models, and stragglers."""
+        """Refuse, in `algorithm`, solvers that train only shared models, and stragglers."""
         refuse_unfit_solver(self, algorithm)
         traits = algorithm.traits.solver
         if traits.efforts is not None and traits.straggler_share > 0:
@@ -135,11 +142,17 @@ class Split:
             )
 
     def width(self, dimension: int) -> int:
-        """A client keeps its model as it was after its last work, of which only its own parameters are used."""
+        """A client keeps its model as it was after its last work, of which only its own parameters are used.
+
+        `dimension` is D, the number of parameters.
+        """
         return dimension
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
-        """Every client starts from w^0; refuses patterns that match nothing, and statistics that nobody keeps."""
+        """Every client starts from w^0; refuses patterns that match nothing, and statistics that nobody keeps.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is w^0.
+        """
         mask = self._mask(context, params)
         dimension = context.task.layout.dimension
         if not bool(mask[dimension:].all()):
@@ -152,7 +165,12 @@ class Split:
     def work(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> tuple[Tensor, Any]:
-        """The cohort's models (K, D) after the phases, from the shared parameters and each client's own."""
+        """The cohort's models (K, D) after the phases, from the shared parameters and each client's own.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is the shared model, `cohort` holds the
+        clients, `rows` (K, width) is what they keep, `solver` is the algorithm's, and `shared` is the state of all clients
+        together.
+        """
         mask = self._mask(context, params)
         if not bool(mask.any()):  # all is shared: clients do the work of FedAvg, and nothing else
             return rows, shared
@@ -164,7 +182,11 @@ class Split:
     def updates(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver
     ) -> Tensor | None:
-        """The update (K, D) of the shared parameters, 0 in place of those that a client keeps; None if it keeps none."""
+        """The update (K, D) of the shared parameters, 0 in place of those that a client keeps; None if it keeps none.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is the shared model, `cohort` holds the
+        clients, `rows` (K, width) is what they keep, and `solver` is the algorithm's.
+        """
         dimension = context.task.layout.dimension
         if not bool(self._mask(context, params).any()):
             return None
@@ -172,14 +194,23 @@ class Split:
         return sent[:, :dimension]
 
     def losses(self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor) -> Tensor:
-        """F_k(w, row_k) of each client on its training examples, (K,)."""
+        """F_k(w, row_k) of each client on its training examples, (K,).
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is the shared model, `cohort` holds the
+        clients, and `rows` (K, width) is what they keep.
+        """
         models = torch.where(self._mask(context, params), rows, params)
         return context.engine.evaluate_own(models, context.data.train, cohort.clients)[0]
 
     def models(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> Tensor:
-        """The models (K, D) of some clients: the shared parameters and each client's own, finetuned if that is asked for."""
+        """The models (K, D) of some clients: the shared parameters and each client's own, finetuned if that is asked for.
+
+        `context` holds the engine, the task and the data of the run. `params` (D,) is the shared model, `cohort` holds the
+        clients, `rows` (K, width) is what they keep, `solver` is the algorithm's, and `shared` is the state of all clients
+        together.
+        """
         models = torch.where(self._mask(context, params), rows, params)
         if not self.finetuning:
             return models
@@ -234,7 +265,12 @@ class Split:
 def FedPer(kept: str | tuple[str, ...]) -> Split:  # noqa: N802 — the method's own name
     """Clients keep the head and train all parameters together.
 
+    `kept` names the head by a pattern such as "head.*", or several patterns.
+
     Source: Arivazhagan et al. 2019 (arXiv 1912.00818).
+
+    >>> FedPer("head.*") == Split("head.*")
+    True
     """
     return Split(kept)
 
@@ -242,7 +278,12 @@ def FedPer(kept: str | tuple[str, ...]) -> Split:  # noqa: N802 — the method's
 def FedRep(kept: str | tuple[str, ...], kept_epochs: int = 10, shared_epochs: int = 1) -> Split:  # noqa: N802
     """Clients keep the head: they train it for `kept_epochs` with the rest frozen, then the rest with the head frozen.
 
+    `shared_epochs` are the epochs on the rest. `kept` names the head by a pattern such as "head.*", or several patterns.
+
     Source: Collins et al. 2021 (arXiv 2102.07078); 10 and 1 epochs as in the authors' scripts.
+
+    >>> FedRep("head.*").phases
+    (('kept', 10), ('shared', 1))
     """
     return Split(kept, (("kept", kept_epochs), ("shared", shared_epochs)))
 
@@ -250,7 +291,12 @@ def FedRep(kept: str | tuple[str, ...], kept_epochs: int = 10, shared_epochs: in
 def FedBABU(kept: str | tuple[str, ...], finetuning: int = 5) -> Split:  # noqa: N802
     """The head stays as it began while clients train the rest; each client finetunes the whole model at the end.
 
+    `finetuning` are the epochs at the end. `kept` names the head by a pattern such as "head.*", or several patterns.
+
     Source: Oh, Kim, Yun 2022 (arXiv 2106.06042); 5 epochs are the default of the authors' code.
+
+    >>> FedBABU("head.*").phases, FedBABU("head.*").finetuning
+    ((('shared', None),), 5)
     """
     return Split(kept, (("shared", None),), finetuning)
 
@@ -258,7 +304,12 @@ def FedBABU(kept: str | tuple[str, ...], finetuning: int = 5) -> Split:  # noqa:
 def LGFedAvg(kept: str | tuple[str, ...]) -> Split:  # noqa: N802
     """Clients keep the body, the mirror image of FedPer: all share the head.
 
+    `kept` names the body by a pattern such as "body.*", or several patterns.
+
     Source: Liang et al. 2020 (arXiv 2001.01523).
+
+    >>> LGFedAvg("body.*").kept
+    ('body.*',)
     """
     return Split(kept)
 
@@ -268,5 +319,8 @@ def FedBN() -> Split:  # noqa: N802
 
     Source: Li et al. 2021 (FedBN). Its published code finds layers by the letters "bn" in their names, which misses some; here
     they are found by type.
+
+    >>> FedBN().kept
+    ('normalisation',)
     """
     return Split(NORMALISATION)

@@ -182,7 +182,14 @@ def epsilon_of(events: Events, delta: float, *, method: Method | None = None) ->
     None: PLD, but RDP for cohorts of fixed size, which PLD does not know, and for δ below 1e-13. For cohorts of fixed size ε
     is the smaller of the bounds with and without amplification by sampling: both hold.
 
+    `events` are releases about cohorts, such as one `CohortEvent` for each kind of round.
+
     Source: the accountants of dp-accounting (PLD: Koskela, Jälkö, Honkela 2020; RDP: Mironov 2017).
+
+    >>> from equipoise.privacy.releases import CohortEvent, NoSampling, Release
+    >>> event = CohortEvent((Release("update", 1.0),), NoSampling())  # a Gaussian with noise multiplier 1
+    >>> round(epsilon_of([event], delta=0.126937), 2)  # δ = Φ(½ − ε) − e^ε Φ(−½ − ε) = 0.3085 − 2.718 · 0.0668 at ε = 1
+    1.0
     """
     check_delta(delta)
     tally = _tally(events)
@@ -248,7 +255,7 @@ class Accountant:
     A run asks for ε after every round, and one exact PLD figure takes about a second. So `epsilon_after` is exact (equal to
     `epsilon_of`) by RDP; by PLD it is exact at `horizon`, the planned number of rounds, and elsewhere an upper bound, up to 6 %
     above: the figure of the next checkpoint on a rough grid. Checkpoints are the rounds up to 20, then every 5 % more. It never
-    falls from one round to the next. `exact_after` is exact always, and `spent` and `rounds_within` go by it.
+    falls from one round to the next. `exact_after` is exact always, and `spent` and `rounds_within` use it.
     """
 
     def __init__(
@@ -342,7 +349,13 @@ def noise_for(
     The inverse of `epsilon_of`, on the safe side: with the result, (1 − tolerance) · epsilon ≤ ε ≤ epsilon. Poisson cohorts:
     `sampling_rate`; cohorts of fixed size: `cohort` and `population` (and the result counts in units of 2C); neither: everyone.
 
+    `epsilon` at `delta` is the budget of all `rounds` rounds. `method` is that of `epsilon_of`. `tolerance` says how far below
+    the budget ε may be.
+
     Source: the inverse of dp-accounting's accountants.
+
+    >>> round(noise_for(1.0, 0.126937, rounds=1), 2), round(noise_for(1.0, 0.126937, rounds=4), 2)  # z ∝ √rounds
+    (1.0, 2.0)
     """
     require_number("epsilon", epsilon, "(0, ∞)")
     check_delta(delta)

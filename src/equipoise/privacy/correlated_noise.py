@@ -29,6 +29,8 @@ _ROUNDING = 1e-12  # by which coefficients may increase because of rounding
 def square_root_coefficients(rounds: int) -> Numbers:
     """The coefficients of the Toeplitz square root of the prefix sum, binomial(2j, j)/4^j; convolved with itself all are 1.
 
+    `rounds` is their number, and the result has the shape (rounds,).
+
     >>> square_root_coefficients(4).tolist()
     [1.0, 0.5, 0.375, 0.3125]
     """
@@ -39,7 +41,13 @@ def square_root_coefficients(rounds: int) -> Numbers:
 
 
 def inverse_coefficients(coefficients: Sequence[float] | Numbers) -> Numbers:
-    """The coefficients of the inverse of a lower-triangular Toeplitz matrix, as many as are given."""
+    """The coefficients of the inverse of a lower-triangular Toeplitz matrix, as many as are given.
+
+    `coefficients` (T,) are the first column of a lower-triangular Toeplitz matrix.
+
+    >>> inverse_coefficients([1.0, 0.5, 0.0]).tolist()  # 1/(1 + x/2) = 1 − x/2 + x²/4 − …
+    [1.0, -0.5, 0.25]
+    """
     given = np.asarray(coefficients, dtype=np.float64)
     inverse = np.zeros_like(given)
     inverse[0] = 1 / given[0]
@@ -52,6 +60,9 @@ def toeplitz_sensitivity(coefficients: Sequence[float] | Numbers, *, separation:
     """What one client can change at most: ‖Σ_j C e_{1 + j·b}‖ for rounds 1, 1 + b, …, at most k of them.
 
     These rounds are the worst where the coefficients are not negative and do not increase; others are refused.
+
+    `coefficients` (T,) are the first column of a lower-triangular Toeplitz matrix. `separation` b is the least number of rounds
+    between two rounds of a client, and `participations` k the most of them.
 
     >>> round(toeplitz_sensitivity([1.0, 0.5], separation=1, participations=2) ** 2, 9)  # (1, 1½): 1 + 2¼
     3.25
@@ -66,7 +77,11 @@ def toeplitz_sensitivity(coefficients: Sequence[float] | Numbers, *, separation:
 
 
 def checked_coefficients(coefficients: Sequence[float] | Numbers) -> Numbers:
-    """Coefficients of a Toeplitz matrix as an array; they must begin above 0, not be negative and not increase."""
+    """The `coefficients` (T,) of a Toeplitz matrix as an array; they must begin above 0, not be negative and not increase.
+
+    >>> checked_coefficients((1, 0.5)).tolist()
+    [1.0, 0.5]
+    """
     given = np.asarray(coefficients, dtype=np.float64)
     good = given.ndim == 1 and len(given) > 0 and bool(np.isfinite(given).all()) and float(given[0]) > 0
     good = good and bool((given >= 0).all()) and bool((np.diff(given) <= _ROUNDING).all())
@@ -79,6 +94,14 @@ def banded_sensitivity(matrix: Numbers, *, separation: int, participations: int)
     """√k times the largest column norm of a lower-triangular matrix (T, T) with at most `separation` bands.
 
     Then the columns of two rounds of one client share no row. Matrices with more bands are refused.
+
+    `matrix` (T, T) is C. `separation` b is the least number of rounds between two rounds of a client, and `participations` k
+    the most of them.
+
+    Source: Choquette-Choo et al. 2023 (arXiv 2306.08153).
+
+    >>> banded_sensitivity(toeplitz_matrix([3.0, 4.0, 0.0]), separation=2, participations=1)  # √(3² + 4²)
+    5.0
     """
     given = np.asarray(matrix, dtype=np.float64)
     require_integer("separation", separation, 1)
@@ -93,7 +116,11 @@ def banded_sensitivity(matrix: Numbers, *, separation: int, participations: int)
 
 
 def toeplitz_matrix(coefficients: Sequence[float] | Numbers) -> Numbers:
-    """The lower-triangular Toeplitz matrix (T, T) with these coefficients down its first column."""
+    """The lower-triangular Toeplitz matrix (T, T) with `coefficients` (T,) down its first column.
+
+    >>> toeplitz_matrix([1.0, 0.5]).tolist()
+    [[1.0, 0.0], [0.5, 1.0]]
+    """
     given = np.asarray(coefficients, dtype=np.float64)
     rows, columns = np.indices((len(given), len(given)))
     found: Numbers = np.where(rows >= columns, given[np.abs(rows - columns)], 0.0)
@@ -102,6 +129,8 @@ def toeplitz_matrix(coefficients: Sequence[float] | Numbers) -> Numbers:
 
 def largest_prefix_variance(coefficients: Sequence[float] | Numbers) -> float:
     """The largest variance of the noise in a sum of rounds 1 … t, for Z of variance 1: the largest row norm² of A C⁻¹.
+
+    `coefficients` (T,) are those of C; A is the prefix sum, the lower-triangular matrix of ones.
 
     >>> largest_prefix_variance([1.0, 0.5])  # C⁻¹ = (1, −½); rows (1), (½, 1)
     1.25
@@ -117,10 +146,13 @@ class BLT:
     identity: independent noise.
 
     Source: Dvijotham et al. 2024 (arXiv 2404.16706); McMahan et al. 2024 (arXiv 2408.08868).
+
+    >>> BLT(decays=(0.5,), scales=(0.5,)).coefficients(4).tolist()
+    [1.0, 0.5, 0.25, 0.125]
     """
 
-    decays: tuple[float, ...] = ()
-    scales: tuple[float, ...] = ()
+    decays: tuple[float, ...] = ()  # d_i in [0, 1)
+    scales: tuple[float, ...] = ()  # ω_i ≥ 0, with a sum of at most 1
 
     def __post_init__(self) -> None:
         for name in ("decays", "scales"):
@@ -134,7 +166,7 @@ class BLT:
         require(sum(self.scales) <= 1 + _ROUNDING, "scales", "must have a sum of at most 1", sum(self.scales))
 
     def coefficients(self, rounds: int) -> Numbers:
-        """The first coefficients of C, (rounds,)."""
+        """The first `rounds` coefficients of C, (rounds,)."""
         require_integer("rounds", rounds, 1)
         powers = np.arange(rounds - 1)
         rest = sum((w * d**powers for d, w in zip(self.decays, self.scales, strict=True)), np.zeros(rounds - 1))
@@ -142,7 +174,10 @@ class BLT:
         return found
 
     def sensitivity(self, rounds: int, *, separation: int, participations: int) -> float:
-        """The most that one client can change in a run of `rounds` rounds."""
+        """The most that one client can change in a run of `rounds` rounds.
+
+        `separation` b is the least number of rounds between two rounds of a client, and `participations` k the most of them.
+        """
         given = self.coefficients(rounds)
         return toeplitz_sensitivity(given, separation=separation, participations=participations)
 
@@ -151,7 +186,10 @@ class BLT:
         return independent.new_zeros(len(self.decays), *independent.shape)
 
     def step(self, independent: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
-        """The noise (D,) of a round, z − Σ_i ω_i M_i for `independent` noise z, and the next buffers d_i M_i + noise."""
+        """The noise (D,) of a round, z − Σ_i ω_i M_i, and the next buffers d_i M_i + noise.
+
+        `independent` (D,) is the noise z, and `buffers` (pairs, D) are M.
+        """
         weights = torch.tensor(self.scales, dtype=independent.dtype, device=independent.device)
         decays = torch.tensor(self.decays, dtype=independent.dtype, device=independent.device)
         noise = independent - torch.tensordot(weights, buffers, dims=1) if len(self.decays) else independent
@@ -167,9 +205,13 @@ class Banded:
     the rounds of one client share no row of C.
 
     Source: Choquette-Choo et al. 2023 (arXiv 2306.08153).
+
+    >>> matrix = Banded(bands=(3.0, 4.0))
+    >>> matrix.coefficients(3).tolist(), matrix.sensitivity(3, separation=2, participations=1)  # √(3² + 4²)
+    ([3.0, 4.0, 0.0], 5.0)
     """
 
-    bands: tuple[float, ...] = (1.0,)
+    bands: tuple[float, ...] = (1.0,)  # c_0 > 0, c_1, …, all ≥ 0
 
     def __post_init__(self) -> None:
         given: Any = self.bands
@@ -181,24 +223,30 @@ class Banded:
         object.__setattr__(self, "bands", tuple(float(value) for value in given))
 
     def coefficients(self, rounds: int) -> Numbers:
-        """The first coefficients of C, (rounds,)."""
+        """The first `rounds` coefficients of C, (rounds,)."""
         require_integer("rounds", rounds, 1)
         found: Numbers = np.pad(np.array(self.bands[:rounds]), (0, max(0, rounds - len(self.bands))))
         return found
 
     def sensitivity(self, rounds: int, *, separation: int, participations: int) -> float:
-        """The most that one client can change in a run of `rounds` rounds: √k times the norm of a column."""
+        """The most that one client can change in a run of `rounds` rounds: √k times the norm of a column.
+
+        `separation` b is the least number of rounds between two rounds of a client, and `participations` k the most of them.
+        """
         rule, fix = f"must be at least the number of bands, {len(self.bands)}", "Give fewer bands, or raise the separation."
         require(len(self.bands) <= separation, "separation", rule, separation, fix)
         most = min(participations, -(-rounds // separation))
         return math.sqrt(most) * float(np.linalg.norm(self.bands[:rounds]))
 
     def begin(self, independent: Tensor) -> Tensor:
-        """The noise of the rounds before the first one, (bands − 1, D), all 0; the latest is the first row."""
+        """The noise of the rounds before the first one, (bands − 1, D), all 0, for noise like `independent` (D,)."""
         return independent.new_zeros(len(self.bands) - 1, *independent.shape)
 
     def step(self, independent: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
-        """The noise (D,) of a round, (z − Σ_j c_j noise_{t−j})/c_0 for `independent` noise z, and the next buffers."""
+        """The noise (D,) of a round, (z − Σ_j c_j noise_{t−j})/c_0, and the next buffers.
+
+        `independent` (D,) is the noise z, and `buffers` (bands − 1, D) are the noise of earlier rounds, the latest first.
+        """
         rest = torch.tensor(self.bands[1:], dtype=independent.dtype, device=independent.device)
         noise = (independent - torch.tensordot(rest, buffers, dims=1) if len(rest) else independent) / self.bands[0]
         return noise, torch.cat([noise.unsqueeze(0), buffers[:-1]]) if len(rest) else buffers
@@ -206,6 +254,11 @@ class Banded:
 
 def loss_of(coefficients: Sequence[float] | Numbers, *, separation: int, participations: int) -> float:
     """sens² · largest prefix variance: the variance of prefix sums at a fixed privacy. Smaller is better.
+
+    `coefficients` (T,) are the first column of a lower-triangular Toeplitz matrix. `separation` b is the least number of rounds
+    between two rounds of a client, and `participations` k the most of them.
+
+    Source: McMahan et al. 2024 (arXiv 2408.08868).
 
     >>> [round(loss_of(c, separation=2, participations=1), 9) for c in ([1.0, 0.5], [1.0, 0.0])]
     [1.5625, 2.0]
@@ -217,7 +270,15 @@ def loss_of(coefficients: Sequence[float] | Numbers, *, separation: int, partici
 def fit_blt(rounds: int, *, pairs: int = 2, separation: int = 1, participations: int = 1) -> BLT:
     """The BLT with `pairs` pairs whose `loss_of` is the smallest found from several starts; never worse than no pairs.
 
-    Needs scipy. Source: McMahan et al. 2024 (arXiv 2408.08868), who minimise the same loss by gradients.
+    `rounds` is the length of the run. `separation` b is the least number of rounds between two rounds of a client, and
+    `participations` k the most of them.
+
+    Needs scipy.
+
+    Source: McMahan et al. 2024 (arXiv 2408.08868), who minimise the same loss by gradients.
+
+    >>> fit_blt(10, pairs=0)  # no pairs: independent noise
+    BLT(decays=(), scales=())
     """
     from scipy.optimize import minimize
 
@@ -244,7 +305,13 @@ def fit_blt(rounds: int, *, pairs: int = 2, separation: int = 1, participations:
 
 
 def correlated_noise(inverse: Numbers, independent: Tensor) -> Tensor:
-    """C⁻¹Z for the whole run, (T, D), from C⁻¹ (T, T) or its Toeplitz coefficients (T,): the slow oracle of `BLT.step`."""
+    """C⁻¹Z for the whole run, (T, D), computed at once; `BLT.step` and `Banded.step` give the same, round by round.
+
+    `inverse` is C⁻¹ (T, T), or its Toeplitz coefficients (T,), and `independent` (T, D) is Z.
+
+    >>> correlated_noise(np.array([1.0, -0.5]), torch.tensor([[1.0], [1.0]])).tolist()  # 1, and −½ · 1 + 1
+    [[1.0], [0.5]]
+    """
     given = np.asarray(inverse)
     if given.ndim not in (1, 2) or len(given) != len(independent):
         raise InvalidParameter(

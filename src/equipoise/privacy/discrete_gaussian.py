@@ -223,11 +223,15 @@ def sample_discrete_gaussian(sigma2: int | float | Fraction, size: int | Sequenc
     σ² is taken as the rational number it is, a float too: 0.1 is 3602879701896397/2^55. σ² = 0 gives zeros. The draws are a
     pure function of σ², the size and the words of the source.
 
+    `sigma2` is σ², `size` is a length or a shape, and `source` gives the random words.
+
     Source: Canonne, Kamath and Steinke 2020, Algorithms 1 to 3, with t = ⌊σ⌋ + 1.
 
     >>> from equipoise.privacy.random_source import Seeded
     >>> sample_discrete_gaussian(4, 3, source=Seeded(0, "example")).dtype
     torch.int64
+    >>> sample_discrete_gaussian(0, (2, 2), source=Seeded(0, "example")).tolist()
+    [[0, 0], [0, 0]]
     """
     variance = as_variance(sigma2)
     shape: tuple[int, ...] = tuple(size) if isinstance(size, Sequence) and not isinstance(size, str) else (size,)

@@ -46,16 +46,19 @@ class DPFTRL:
 
     Source: Kairouz et al. 2021 (DP-FTRL, arXiv 2103.00039); Choquette-Choo et al. 2023 (banded, arXiv 2306.08153); McMahan et
     al. 2024 (BLT, arXiv 2408.08868).
+
+    >>> DPFTRL(None, delta=1e-5, clip=1.0, noise_multiplier=1.0, bands=(1.0, 0.5)).matrix
+    Banded(bands=(1.0, 0.5))
     """
 
-    epsilon: float | None
-    delta: float
-    clip: float
-    noise_multiplier: float | None = None
-    decays: tuple[float, ...] = ()
-    scales: tuple[float, ...] = ()
-    bands: tuple[float, ...] = ()
-    source: Literal["seeded", "system"] = "seeded"
+    epsilon: float | None  # the budget of the run; None: none
+    delta: float  # the probability that ε leaves open, in (0, 1)
+    clip: float  # the largest norm of an update
+    noise_multiplier: float | None = None  # noise over sensitivity; None: the least within `epsilon`
+    decays: tuple[float, ...] = ()  # of the BLT, in [0, 1)
+    scales: tuple[float, ...] = ()  # of the BLT, ≥ 0, with a sum of at most 1
+    bands: tuple[float, ...] = ()  # coefficients of a banded matrix, in place of a BLT
+    source: Literal["seeded", "system"] = "seeded"  # of the noise: repeatable, or from the operating system
 
     correlated: ClassVar[bool] = True
     # What a plan of noise asks of any mechanism, and this one does not have.
@@ -89,12 +92,15 @@ class DPFTRL:
         return Banded(self.bands) if self.bands else BLT(self.decays, self.scales)
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse what would release more than is accounted for."""
+        """Refuse, in `algorithm`, what would release more than is accounted for."""
         refuse_uncorrelated(algorithm)
         refuse_unprotected(algorithm, self)
 
     def protect(self, algorithm: Algorithm, size: RunSize) -> Protected:
-        """The protection of one run, its noise set for the run's size."""
+        """The protection of one run of `algorithm`, with the noise that the size of the run needs.
+
+        `size` holds the numbers of rounds and of clients.
+        """
         noise = CorrelatedPlan(self, algorithm, size)
         return Protected(PrivateSums(noise), size.rounds, noise)
 

@@ -33,11 +33,14 @@ class AdaptiveClip:
     it costs `ratio` times what all others together do, in zCDP.
 
     Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, Algorithm 1.
+
+    >>> AdaptiveClip(quantile=0.5, rate=2 * math.log(2)).next_bound(1.0, share=1.0)  # e^(−2 · log 2 · ½)
+    0.5
     """
 
-    quantile: float = 0.5
-    rate: float = 0.2
-    ratio: float = 0.05
+    quantile: float = 0.5  # the share of updates that the bound is to hold, in (0, 1)
+    rate: float = 0.2  # how fast the bound moves
+    ratio: float = 0.05  # the cost of the count, in zCDP, in units of all other releases of the round
 
     def __post_init__(self) -> None:
         require_number("quantile", self.quantile, "(0, 1)")
@@ -45,7 +48,7 @@ class AdaptiveClip:
             require_number(name, getattr(self, name), "(0, ∞)")
 
     def next_bound(self, bound: float, share: float) -> float:
-        """The bound after a round in which a noisy `share` of updates were within `bound`."""
+        """The bound after a round in which a noisy `share` of updates had a norm within `bound`."""
         exponent = -self.rate * (share - self.quantile)
         moved = bound * math.exp(min(max(exponent, -_LARGEST_EXPONENT), _LARGEST_EXPONENT))  # noise may be of any size
         return min(max(moved, _SMALLEST_BOUND), 1 / _SMALLEST_BOUND)
@@ -83,20 +86,28 @@ class DifferentialPrivacy:
 
     Source: McMahan et al. 2018 (DP-FedAvg); Pillutla et al. 2023, Algorithm 4, with the corrections in docs/privacy.md;
     Kairouz, Liu, Steinke 2021 (distributed noise).
+
+    >>> privacy = DifferentialPrivacy(epsilon=None, delta=1e-5, clip=1.0, noise_multiplier=0.0)  # clipping alone
+    >>> import equipoise as eq
+    >>> data = eq.data.gaussian_means([[0.0], [4.0]], examples=10, exact=True)  # updates of length 0 and 2 in round 1
+    >>> algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=0.25, batch_size=None), weights="uniform", privacy=privacy)
+    >>> result = eq.train(eq.models.MeanEstimator(1), data, algorithm, rounds=1, clients_per_round=2)
+    >>> round(result.model.point.item(), 4)  # (0 + 1)/2
+    0.5
     """
 
-    epsilon: float | None
-    delta: float
-    clip: float
-    quantile_ratio: float = 0.25
-    noise_multiplier: float | None = None
-    clip_rule: ClipRule | None = None
-    loss_bound: float | None = None
-    noise: Noise = "central"
-    step: float | None = None
-    fewest: int | None = None
-    source: Source = "seeded"
-    method: Literal["pld", "rdp"] | None = None
+    epsilon: float | None  # the budget of the run; None: none
+    delta: float  # the probability that ε leaves open, in (0, 1)
+    clip: float  # the largest norm of an update
+    quantile_ratio: float = 0.25  # the cost of the release about losses, in zCDP, in units of the sum of updates
+    noise_multiplier: float | None = None  # noise over sensitivity; None: the least within `epsilon`
+    clip_rule: ClipRule | None = None  # how `clip` moves over the rounds; None: it stays
+    loss_bound: float | None = None  # losses above it count as equal to it
+    noise: Noise = "central"  # who adds the noise: the server, or the clients
+    step: float | None = None  # the grid of distributed noise; None: chosen
+    fewest: int | None = None  # shares of distributed noise that suffice; None: half of the expected cohort
+    source: Source = "seeded"  # of the noise: repeatable, or from the operating system
+    method: Literal["pld", "rdp"] | None = None  # of accounting; None: the tighter one that applies
 
     def __post_init__(self) -> None:
         require_number("epsilon", self.epsilon, "(0, ∞)", none="no budget")
@@ -125,12 +136,15 @@ class DifferentialPrivacy:
             )
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse what would release more than is accounted for."""
+        """Refuse, in `algorithm`, what would release more than is accounted for."""
         refuse_unprotected(algorithm, self)
         refuse_unaccounted(algorithm)
 
     def protect(self, algorithm: Algorithm, size: RunSize) -> Protected:
-        """The protection of one run, its noise set for the run's size."""
+        """The protection of one run of `algorithm`, with the noise that the size of the run needs.
+
+        `size` holds the numbers of rounds and of clients.
+        """
         noise = NoisePlan(self, algorithm, size)
         return Protected(PrivateSums(noise), size.rounds, noise)
 
@@ -143,15 +157,19 @@ class GaussianMechanism:
     `clip` with no noise is the plain run with the fixed denominator. `source` is as in DifferentialPrivacy.
 
     Source: McMahan et al. 2018 (DP-FedAvg).
+
+    >>> GaussianMechanism(clip=1.0, noise_multiplier=2.0).as_budget().epsilon is None  # no budget
+    True
     """
 
-    clip: float
-    noise_multiplier: float
-    delta: float = 1e-5
-    quantile_ratio: float = 0.25
-    clip_rule: ClipRule | None = None
-    loss_bound: float | None = None
-    source: Source = field(default="seeded", repr=False)  # `as_budget()` shows it; checkpoints know the mechanism by its text
+    clip: float  # the largest norm of an update
+    noise_multiplier: float  # noise over sensitivity, of all releases of a round together
+    delta: float = 1e-5  # the probability that ε leaves open, in (0, 1)
+    quantile_ratio: float = 0.25  # the cost of the release about losses, in zCDP, in units of the sum of updates
+    clip_rule: ClipRule | None = None  # how `clip` moves over the rounds; None: it stays
+    loss_bound: float | None = None  # losses above it count as equal to it
+    # `as_budget()` shows the source; checkpoints know the mechanism by its text.
+    source: Source = field(default="seeded", repr=False)  # of the noise: repeatable, or from the operating system
 
     def __post_init__(self) -> None:
         self.as_budget()
@@ -165,11 +183,14 @@ class GaussianMechanism:
         )  # fmt: skip
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse what would release more than is accounted for."""
+        """Refuse, in `algorithm`, what would release more than is accounted for."""
         self.as_budget().check(algorithm)
 
     def protect(self, algorithm: Algorithm, size: RunSize) -> Protected:
-        """The protection of one run."""
+        """The protection of one run of `algorithm`.
+
+        `size` holds the numbers of rounds and of clients.
+        """
         return self.as_budget().protect(algorithm, size)
 
 
@@ -190,12 +211,20 @@ class SecureAggregation:
     In a simulation the arithmetic, wraparound included, is that of the real protocol, without its masks.
 
     Source: Bonawitz et al. 2017.
+
+    >>> privacy = SecureAggregation()
+    >>> import equipoise as eq
+    >>> data = eq.data.gaussian_means([[0.0], [4.0]], examples=10, exact=True)  # updates of length 0 and 2 in round 1
+    >>> algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=0.25, batch_size=None), weights="uniform", privacy=privacy)
+    >>> result = eq.train(eq.models.MeanEstimator(1), data, algorithm, rounds=1, clients_per_round=2)
+    >>> round(result.model.point.item(), 4)  # the sum is exact up to rounding: (0 + 2)/2
+    1.0
     """
 
-    step: float = 2.0**-24
-    modulus: int = 2**48
-    loss_bound: float | None = None
-    fewest: int = 2
+    step: float = 2.0**-24  # the grid that numbers are rounded to
+    modulus: int = 2**48  # sums are modulo this number
+    loss_bound: float | None = None  # losses above it count as equal to it
+    fewest: int = 2  # the fewest clients whose sum is unmasked
 
     only_sums: ClassVar[bool] = True
 
@@ -206,11 +235,14 @@ class SecureAggregation:
         require_integer("fewest", self.fewest, 2, fix="A sum over one client is its own update.")
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse what has to see a single client."""
+        """Refuse, in `algorithm`, what has to see a single client."""
         refuse_visible(algorithm, self)
 
     def protect(self, algorithm: Algorithm, size: RunSize) -> Protected:
-        """The protection of one run."""
+        """The protection of one run of `algorithm`.
+
+        `size` holds the numbers of rounds and of clients.
+        """
         enough, fix = size.clients_per_round >= self.fewest, "Draw more clients per round."
         rule = f"must be at least {self.fewest}, the fewest clients whose sum is unmasked: one client's sum is its own"
         require(enough, "clients_per_round", rule, size.clients_per_round, fix)

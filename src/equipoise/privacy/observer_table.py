@@ -46,15 +46,15 @@ class KnownCohorts:
     whether they take part, each by a coin of that chance; `participations` are then all rounds.
     """
 
-    multiplier: float
-    participations: float
-    shares: int
-    calibrated: int
-    rate: float | None = None
-    method: Method | None = None
+    multiplier: float  # z for a contribution that is zeroed
+    participations: float  # rounds that one client took part in, at most
+    shares: int  # of noise in each sum
+    calibrated: int  # shares that give `multiplier`
+    rate: float | None = None  # the chance of each client, where clients draw by themselves; else None
+    method: Method | None = None  # of accounting, "pld" or "rdp"; None: chosen
 
     def epsilon(self, delta: float, *, without: int = 0) -> float | None:
-        """ε if `without` shares of the noise are known to the observer; None if nothing is left."""
+        """ε at `delta` if `without` shares of the noise are known to the observer; None if nothing is left."""
         z = with_fewer_shares(self.multiplier, self.shares - without, self.calibrated)
         if self.rate is not None:
             event = CohortEvent((Release("all", z),), PoissonSampling(self.rate, True))
@@ -72,7 +72,7 @@ class PrivacyTable:
     known: KnownCohorts | None = None  # where nodes add the noise and learn who takes part
     events: tuple[tuple[float, tuple[str | float, ...], int], ...] = ()  # multiplier, sampling, how often
     releases: int = 0  # noisy sums that were begun
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # further sentences that its text shows
     noise: str = ""  # sentences on a released model that is mostly noise; empty if it is not
 
     @property

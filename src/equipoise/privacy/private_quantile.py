@@ -157,15 +157,20 @@ class PrivateQuantile:
     `bound` below the first losses avoids this, because losses at or above `bound` are always kept when `bound` is released.
 
     Source: Pillutla et al. 2023, Algorithm 2, Theorem 6 with the tight sensitivity.
+
+    >>> from equipoise.privacy.random_source import Seeded
+    >>> exact = PrivateQuantile(bound=1.0, bins=4, sigma=0.0, scale=1).at(Seeded(0, "example"), clients=4)  # no noise
+    >>> float(exact(torch.tensor([0.1, 0.3, 0.6, 0.9]), torch.full((4,), 0.25), 0.5))  # two of four losses are below 0.5
+    0.5
     """
 
     reads_losses: ClassVar[bool] = False
 
-    bound: float
-    bins: int = 32
-    sigma: float | None = None
-    scale: int | None = None
-    modulus: int | None = None
+    bound: float  # B: losses above it count as equal to it
+    bins: int = 32  # b, a power of two
+    sigma: float | None = None  # σ, the noise of one client; None: from the budget
+    scale: int | None = None  # c, what a histogram is multiplied by; None: from the budget
+    modulus: int | None = None  # M, which sums are modulo; None: large enough
 
     def __post_init__(self) -> None:
         require_number("bound", self.bound, "(0, ∞)", "Losses above it count as equal: a high typical loss.")
@@ -211,6 +216,11 @@ class PrivateQuantile:
 
         `contributors` is the fewest clients whose noise may be in the sum. An accountant may take the release for that Gaussian
         mechanism's if √contributors · σ ≥ 20, which `calibrated` sees to; below, only its zCDP is right. 0 without noise.
+
+        Neighbouring cohorts differ by one client more or less (`adjacency` "add_remove"), or by another client ("replace_one").
+
+        >>> PrivateQuantile(1.0, bins=16, sigma=20.0, scale=1).multiplier(1)  # sensitivity √log₂ 16 = 2, so 20/2
+        10.0
         """
         require_integer("contributors", contributors, 1)
         sigma, scale = self.noise()
@@ -235,6 +245,8 @@ class PrivateQuantile:
         average (None: the most), `failure` the probability that a sum wraps around. c is the smallest scale with
         √contributors · σ ≥ 20 and σ ≥ 2, where the shares of discrete noise add up to a Gaussian's privacy; σ then follows
         without rounding. A larger c would need more bits and gain nothing.
+
+        Neighbouring cohorts differ by one client more or less (`adjacency` "add_remove"), or by another client ("replace_one").
         """
         require_number("multiplier", multiplier, "(0, ∞)", "It is noise over sensitivity, as of a Gaussian.")
         require_integer("contributors", contributors, 1)
@@ -257,7 +269,7 @@ class PrivateQuantile:
         return replace(calibrated, modulus=modulus)
 
     def check_cohort(self, clients: int) -> None:
-        """A notice if there are more bins than clients to count in them."""
+        """A notice if there are more bins than `clients`, the clients to count in them."""
         if self.bins > clients:
             fewer = 1 << max(1, clients.bit_length() - 1)
             text = (
@@ -303,7 +315,10 @@ class PrivateRelease:
         return quantile_of_sum(self.noisy_histogram(losses), tail, bound=bound, bins=bins, scale=scale, clients=self.clients)
 
     def noisy_histogram(self, losses: Tensor) -> Tensor:
-        """What is released: the centred sum of the clients' hierarchical histograms, with noise, (2b − 2,) int64."""
+        """What is released: the centred sum of the clients' hierarchical histograms, with noise, (2b − 2,) int64.
+
+        `losses` (K,) are the clients' losses.
+        """
         (sigma, scale), shares, source = self.settings.noise(), self.shares, self.source
         bound, bins = self.settings.bound, self.settings.bins
         modulus = self.settings.modulus or safe_modulus(scale, sigma, bins, max(1, len(losses), shares))

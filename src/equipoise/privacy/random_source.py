@@ -33,6 +33,8 @@ class Seeded:
     three give the same words; others are independent for statistical purposes. It is not a cryptographic generator, and its
     key has 64 bits: ε is nominal.
 
+    `seed` is a whole number, `purpose` says what the words are for, and `round_index` is the round.
+
     >>> Seeded(0, "quantile", 3).words(2) == Seeded(0, "quantile", 3).words(2)
     array([ True,  True])
     """
@@ -47,7 +49,7 @@ class Seeded:
         self._stream = np.random.Philox(key=key)
 
     def words(self, count: int) -> NDArray[np.uint64]:
-        """The next `count` words of the seeded stream."""
+        """The next `count` words of the seeded stream, (count,) uint64."""
         words: NDArray[np.uint64] = self._stream.random_raw(count)
         return words
 
@@ -56,10 +58,14 @@ class Seeded:
 
 
 class SystemSource:
-    """The operating system's cryptographic generator: for deployments. Nothing drawn from it can be drawn again."""
+    """The operating system's cryptographic generator: for deployments. Nothing drawn from it can be drawn again.
+
+    >>> len(SystemSource().words(3))
+    3
+    """
 
     def words(self, count: int) -> NDArray[np.uint64]:
-        """`count` words of the operating system's generator."""
+        """`count` words of the operating system's generator, (count,) uint64."""
         return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
     def __repr__(self) -> str:

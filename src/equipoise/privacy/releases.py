@@ -28,8 +28,8 @@ class PoissonSampling:
     `by_nodes`: each node keeps its coin to itself, so that not even the server knows who takes part.
     """
 
-    rate: float
-    by_nodes: bool = False
+    rate: float  # the probability of each client, in (0, 1]
+    by_nodes: bool = False  # whether nodes draw by themselves
 
     def __post_init__(self) -> None:
         require_number("sampling_rate", self.rate, "(0, 1]")
@@ -42,8 +42,8 @@ class FixedSampling:
     Multipliers must count in units of the doubled sensitivity: noise of standard deviation z · 2C on the sum of updates.
     """
 
-    cohort: int
-    population: int
+    cohort: int  # clients drawn
+    population: int  # clients drawn from
 
     def __post_init__(self) -> None:
         require_integer("population", self.population, 1)
@@ -68,8 +68,8 @@ def sampling_of(*, sampling_rate: float | None = None, cohort: int | None = None
 class Release:
     """One noisy sum: its name, and its noise multiplier z = noise / sensitivity. Infinite costs nothing, 0 everything."""
 
-    name: str
-    multiplier: float
+    name: str  # what is released, e.g. "update"
+    multiplier: float  # z ≥ 0, noise over sensitivity
 
     def __post_init__(self) -> None:
         require_number(f"the noise multiplier of {self.name!r}", self.multiplier, "[0, ∞]")
@@ -77,10 +77,15 @@ class Release:
 
 @dataclass(frozen=True)
 class CohortEvent:
-    """All that is released from one cohort, and how the cohort was drawn."""
+    """All that is released from one cohort, and how the cohort was drawn.
 
-    releases: tuple[Release, ...]
-    sampling: Sampling
+    >>> event = CohortEvent((Release("quantile", 5.0), Release("update", 5.0)), NoSampling())
+    >>> round(event.multiplier, 4)  # (1/25 + 1/25)^(−½) = 5/√2
+    3.5355
+    """
+
+    releases: tuple[Release, ...]  # the noisy sums about one cohort
+    sampling: Sampling  # how the cohort was drawn
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "releases", tuple(self.releases))

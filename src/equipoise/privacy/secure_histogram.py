@@ -28,12 +28,16 @@ class SecureHistogram:
     in it.
 
     Source: ours; the bins are those of Pillutla et al. 2023, Algorithm 2.
+
+    >>> source = SecureHistogram(bound=1.0, bins=4)  # the median counts as 0.3, in the bin from 0.25
+    >>> float(source(torch.tensor([0.1, 0.3, 0.6, 0.9]), torch.full((4,), 0.25), 0.5))
+    0.25
     """
 
     reads_losses: ClassVar[bool] = False
 
-    bound: float
-    bins: int = 64
+    bound: float  # losses above it count as equal to it
+    bins: int = 64  # how many bins divide [0, bound]
 
     def __post_init__(self) -> None:
         require_number("bound", self.bound, "(0, ∞)", "Losses above it count as equal: a high typical loss.")
@@ -47,25 +51,36 @@ class SecureHistogram:
         return self
 
     def rows(self, losses: Tensor) -> Tensor:
-        """What each client counts: 1 in the bin of its loss, (K, bins) int64; a loss that is no number is in no bin."""
+        """What each client counts: 1 in the bin of its loss, (K, bins) int64. A loss that is no number is in no bin.
+
+        `losses` (K,) are the clients' losses.
+        """
         edges = bin_edges(self.bound, self.bins)[1:-1].to(losses.device)
         counted = ~losses.isnan()
         place = torch.bucketize(torch.where(counted, losses.double(), 0.0).clamp(0.0, self.bound), edges, right=True)
         return torch.nn.functional.one_hot(place, self.bins) * counted.unsqueeze(1)
 
     def edge(self, counts: Tensor, tail: float) -> Tensor:
-        """The lower edge of the bin that holds the (1 − tail)-quantile, () float64, from the counts (bins,)."""
+        """The lower edge of the bin that holds the (1 − `tail`)-quantile, () float64, from `counts` (bins,)."""
         above = counts.sum() - counts.cumsum(0)
         first = int((above <= (tail + _SLACK) * counts.sum()).nonzero()[0])
         return bin_edges(self.bound, self.bins)[first]
 
     def kept(self, counts: Tensor, edge: Tensor | float) -> int:
-        """How many clients lie at or above an edge."""
+        """How many clients lie at or above `edge`, by `counts` (bins,).
+
+        >>> SecureHistogram(bound=1.0, bins=4).kept(torch.tensor([1, 1, 1, 1]), 0.25)
+        3
+        """
         first = int((bin_edges(self.bound, self.bins)[:-1] >= float(edge)).nonzero()[0])
         return int(counts[first:].sum())
 
     def mean(self, counts: Tensor) -> float:
-        """The mean loss as far as the counts tell it: each client at the middle of its bin."""
+        """The mean loss as far as `counts` (bins,) tell it: each client at the middle of its bin.
+
+        >>> SecureHistogram(bound=1.0, bins=4).mean(torch.tensor([1, 1, 0, 0]))  # (0.125 + 0.375)/2
+        0.25
+        """
         edges = bin_edges(self.bound, self.bins)
         return float(counts.double() @ (edges[1:] + edges[:-1]) / 2 / counts.sum())
 

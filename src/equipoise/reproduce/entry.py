@@ -24,7 +24,7 @@ class Need:
     """A file or folder of data that an experiment reads, and where to get it."""
 
     path: str  # inside the data folder
-    origin: str
+    origin: str  # where to get it
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -36,12 +36,12 @@ class Need:
 class Scale:
     """The size of an experiment: rounds, clients and seeds."""
 
-    rounds: int
+    rounds: int  # of each run
     clients_per_round: int  # all training clients if there are fewer
-    seeds: int
+    seeds: int  # how many
     train_clients: int | None = None  # the largest number, drawn at random; None: all
     test_clients: int | None = None  # as train_clients
-    first_seed: int = 0
+    first_seed: int = 0  # the others follow it
     options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the data
 
 
@@ -49,13 +49,13 @@ class Scale:
 class Method:
     """A method of an experiment, a row of its tables: parts of an algorithm, and changes to the local solver and the data."""
 
-    name: str
-    risk: ClientRisk = field(default_factory=Mean)
-    sampler: Sampler = field(default_factory=Uniform)
+    name: str  # the title of its row
+    risk: ClientRisk = field(default_factory=Mean)  # of the algorithm
+    sampler: Sampler = field(default_factory=Uniform)  # of the algorithm
     solver: Mapping[str, Any] = field(default_factory=dict)  # changes to the solver of the experiment
     variant: Mapping[str, Any] = field(default_factory=dict)  # further keyword arguments of the data
-    aggregator: Aggregator = field(default_factory=WeightedMean)
-    personal: Personalisation | None = None
+    aggregator: Aggregator = field(default_factory=WeightedMean)  # of the algorithm
+    personal: Personalisation | None = None  # of the algorithm
     local: LocalSolver | None = None  # in place of the solver of the experiment
     rounds: int | None = None  # at the scale "paper", in place of the scale's
     seeds: int | None = None  # at most, in place of the scale's
@@ -74,8 +74,8 @@ class Choose:
 class Figure:
     """A figure that tables show: the title of its column, and its decimals."""
 
-    title: str
-    digits: int = 2
+    title: str  # of its column
+    digits: int = 2  # decimals
     unpublished: bool = False  # whether it stands beside published figures where it was not published itself
 
 
@@ -83,10 +83,10 @@ class Figure:
 class Claim:
     """A published claim: `figure` is lower for the method `lower` than for the method `higher`."""
 
-    figure: str
-    lower: str
-    higher: str
-    source: str
+    figure: str  # what is compared
+    lower: str  # the method with the lower figure
+    higher: str  # the method with the higher figure
+    source: str  # the paper and table of the claim
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,21 +109,21 @@ Measure = Callable[[FinishedRun], dict[str, float]]
 class Experiment:
     """A published experiment: its methods, model, data and scales, what to measure, and what differs from the paper."""
 
-    name: str
-    title: str
+    name: str  # as in `equipoise reproduce NAME`
+    title: str  # of its tables
     tables: tuple[str, ...]  # "document/table" of the published numbers; none for a stand-in
-    methods: tuple[Method, ...]
-    model: ModelMaker
-    data: DataMaker
+    methods: tuple[Method, ...]  # the rows of its tables
+    model: ModelMaker  # makes the model from (data, folder, seed)
+    data: DataMaker  # makes the data from (folder, seed, **options)
     solver: SGD  # with our learning rate
     scales: Mapping[str, Scale]  # "small" and "paper"
-    figures: Mapping[str, Figure]
-    measure: Measure
-    paper_lr: float
+    figures: Mapping[str, Figure]  # the columns of its tables, by the names that `measure` gives
+    measure: Measure  # figures of a finished run
+    paper_lr: float  # the learning rate of the paper
     retuned: bool = False  # whether our learning rate was chosen again, from `rates`, as --tune does
     decay_after: float | None = None  # the learning rate halves whenever this share of all rounds is over
-    needs: tuple[Need, ...] = ()
-    claims: tuple[Claim, ...] = ()
+    needs: tuple[Need, ...] = ()  # files of data
+    claims: tuple[Claim, ...] = ()  # published claims that are checked
     differences: tuple[str, ...] = ()  # from the paper, at any scale
     paper_clients: tuple[int, int] | None = None  # training and test clients of the paper, if not those of the data
     unseen: bool = True  # whether test clients took no part in training
@@ -134,7 +134,7 @@ class Experiment:
     same_data: bool = False  # whether the data are the same for all seeds
 
     def local_solver(self, method: Method, scale: Scale, lr: float | None = None) -> LocalSolver:
-        """The local solver of a method; `lr` replaces the learning rate of the experiment."""
+        """The local solver of `method` at `scale`; `lr` replaces the learning rate of the experiment."""
         if method.local is not None:
             return method.local
         every = 1 if self.decay_after is None else max(1, round(self.decay_after * scale.rounds))
@@ -143,14 +143,14 @@ class Experiment:
         return replace(self.solver, **{**usual, **method.solver})
 
     def algorithm(self, method: Method, scale: Scale, lr: float | None = None) -> Algorithm:
-        """The algorithm of a method; `lr` replaces the learning rate of the experiment."""
+        """The algorithm of `method` at `scale`; `lr` replaces the learning rate of the experiment."""
         return Algorithm(
             risk=method.risk, sampler=method.sampler, solver=self.local_solver(method, scale, lr),
             aggregator=method.aggregator, personal=method.personal,
         )  # fmt: skip
 
     def evaluations(self, method: Method, rounds: int) -> int | None:
-        """After how many rounds all clients of a run are evaluated each time; None: at the end only."""
+        """After how many of `rounds` rounds all clients of a run of `method` are evaluated each time; None: at the end only."""
         every = self.evaluate_every if method.evaluate_every is None else method.evaluate_every
         if every is not None:
             return every or None

@@ -52,6 +52,10 @@ def reproduce(
     `show` runs nothing and prints what the folder holds. `minutes` is when to stop; the same call then goes on. `precision` is
     that of a GPU's products ("float32", "tf32" or "bf16"). `ray`, the address of a Ray cluster, has the runs made there; every
     node needs the data files at the same path. A learning rate is chosen here all the same.
+
+    `name` is an entry of `listing`, and `data` the folder of its files (None: EQUIPOISE_DATA). `scale` is "small" or "paper".
+    `seeds` is how many (None: the scale's own). `out` is the folder for runs and tables, and `device` a torch device. `tune`
+    chooses learning rates first. `say` prints each line (None: print).
     """
     limit = TimeLimit.minutes(minutes)
     require(minutes is None or minutes > 0, "minutes", "must be positive", minutes)

@@ -47,10 +47,16 @@ class GroupDRO:
 
     Source: Sagawa et al. 2020 (arXiv 1911.08731). The published code counts an absent group as a loss of 0, so that it loses
     share; here it keeps it.
+
+    >>> risk = GroupDRO(step=math.log(3), groups={"a": "north", "b": "north", "c": "south"})
+    >>> losses, alpha = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.25, 0.25, 0.5])
+    >>> weights = risk(losses, alpha, clients=("a", "b", "c")).weights  # shares of the groups: 1 : 3
+    >>> [round(weight, 4) for weight in weights.tolist()]
+    [0.125, 0.125, 0.75]
     """
 
-    step: float
-    groups: Groups
+    step: float  # how fast the shares move, in units of 1/loss
+    groups: Groups  # the name of the group of each client id: a mapping, or a function
 
     client_form: ClassVar[str] = "groups"  # sums over groups suffice, and who is in which group is public
     unbounded: ClassVar[bool] = True
@@ -61,7 +67,7 @@ class GroupDRO:
         object.__setattr__(self, "groups", checked_groups(self.groups))
 
     def group_of(self, client: str) -> str:
-        """The name of the group of a client."""
+        """The name of the group of the client with the id `client`."""
         return group_name(self.groups, client)
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:

@@ -44,11 +44,17 @@ class HierarchicalTilt:
     Tilted(t), with τ = 0 the tilted risk of the groups' means.
 
     Source: Li 2023 (thesis), section 7.6, (7.82)–(7.85), with base weights for the sizes.
+
+    >>> risk = HierarchicalTilt({"a": "north", "b": "north", "c": "south"}, tilt=1.0, inner_tilt=0.0)
+    >>> losses, alpha = torch.tensor([1.0, 4.0, 6.0]).log(), torch.tensor([0.25, 0.25, 0.5])
+    >>> given = risk(losses, alpha, clients=("a", "b", "c"))  # means of the groups: log 2 and log 6
+    >>> round(float(given.value.exp()), 4), [round(weight, 4) for weight in given.weights.tolist()]  # ½ · 2 + ½ · 6
+    (4.0, [0.125, 0.125, 0.75])
     """
 
-    groups: Groups
-    tilt: float = 1.0
-    inner_tilt: float = 0.0
+    groups: Groups  # the name of the group of each client id: a mapping, or a function
+    tilt: float = 1.0  # t, between groups
+    inner_tilt: float = 0.0  # τ, within groups
 
     pure: ClassVar[bool] = True
     unbounded: ClassVar[bool] = True
@@ -61,7 +67,7 @@ class HierarchicalTilt:
         object.__setattr__(self, "groups", checked_groups(self.groups))
 
     def group_of(self, client: str) -> str:
-        """The name of the group of a client."""
+        """The name of the group of the client with the id `client`."""
         return group_name(self.groups, client)
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:

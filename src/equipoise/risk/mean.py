@@ -17,6 +17,11 @@ class Mean:
     Its weights are the base weights whatever the losses are, so no round has to compute them.
 
     Source: McMahan et al. 2017; Pillutla et al. 2023, section 3.2; Li 2023 (thesis), section 3.2.1.
+
+    >>> import torch
+    >>> risk = Mean()(torch.tensor([1.0, 2.0, 100.0]), torch.tensor([0.5, 0.25, 0.25]))
+    >>> risk.value, risk.weights  # 0.5 + 0.5 + 25
+    (tensor(26.), tensor([0.5000, 0.2500, 0.2500]))
     """
 
     needs_losses: ClassVar[bool] = False
@@ -30,5 +35,5 @@ class Mean:
         return RiskValue((base_weights * losses).sum(), base_weights, state)
 
     def client_weight(self, loss: Tensor, base_weight: Tensor, public: Any = None) -> Tensor:
-        """What a client finds alone: its base weight; nothing has to be released."""
+        """The weight that a client computes by itself: its `base_weight` (). Its `loss` () and `public` are not used."""
         return base_weight

@@ -31,30 +31,51 @@ def _checked(losses: Tensor, tail: float, weights: Tensor | None) -> tuple[Tenso
 
 
 def value_at_risk(losses: Tensor, tail: float, weights: Tensor | None = None) -> float:
-    """VaR: the weighted (1 − α)-quantile, without interpolation. Source: Li 2023 (thesis), section 7.4.1.
+    """VaR: the weighted (1 − α)-quantile, without interpolation: the smallest loss with a weight of at most α above it.
+
+    `losses` (K,) are finite numbers, `tail` is α in (0, 1], and `weights` (K,) are the clients' weights, equal by default.
+
+    Source: Li 2023 (thesis), section 7.4.1.
 
     >>> value_at_risk(torch.arange(1.0, 11.0), 0.1)
     9.0
+    >>> value_at_risk(torch.tensor([1.0, 2.0, 100.0]), 0.5, torch.tensor([0.2, 0.2, 0.6]))  # more than half is at 100
+    100.0
     """
     values, alpha = _checked(losses, tail, weights)
     return float(tail_quantile(values, alpha, tail))
 
 
 def superquantile(losses: Tensor, tail: float, weights: Tensor | None = None) -> float:
-    """CVaR: the mean of the worst share α, min_γ γ + (1/α) E(F − γ)₊. Source: Li 2023 (thesis), (7.61).
+    """CVaR: the mean of the worst share α, min_γ γ + (1/α) E(F − γ)₊.
 
-    >>> superquantile(torch.arange(1.0, 11.0), 0.2)
+    `losses` (K,) are finite numbers, `tail` is α in (0, 1], and `weights` (K,) are the clients' weights, equal by default.
+
+    Source: Li 2023 (thesis), (7.61).
+
+    >>> superquantile(torch.arange(1.0, 11.0), 0.2)  # (9 + 10)/2
     9.5
+    >>> superquantile(torch.tensor([1.0, 2.0, 3.0, 4.0]), 0.5)
+    3.5
     """
     values, alpha = _checked(losses, tail, weights)
     return float(exact_weights(values, alpha, tail) @ values)
 
 
 def entropic_value_at_risk(losses: Tensor, tail: float, weights: Tensor | None = None) -> float:
-    """EVaR: min over t > 0 of R_t − (1/t) log α, with the tilted risk R_t. Source: Li 2023 (thesis), (7.62).
+    """EVaR: min over t > 0 of R_t − (1/t) log α, with the tilted risk R_t = (1/t) log E e^{tF}.
 
-    In s = 1/t it is s log(E e^{F/s} / α), convex, so the root of its derivative is found by bisection. The derivative is ≥ 0
-    down to s = 0 when the largest loss has a mass of at least α; then EVaR is that loss.
+    `losses` (K,) are finite numbers, `tail` is α in (0, 1], and `weights` (K,) are the clients' weights, equal by default.
+
+    In s = 1/t the function is s log(E e^{F/s} / α). It is convex, so the root of its derivative is found by bisection. If the
+    largest loss has a weight of at least α, the derivative is ≥ 0 down to s = 0, and EVaR is that loss. With α = 1 it is the
+    mean.
+
+    Source: Li 2023 (thesis), (7.62).
+
+    >>> losses = torch.tensor([0.0, 1.0])
+    >>> round(entropic_value_at_risk(losses, 0.5), 4), round(entropic_value_at_risk(losses, 1.0), 4)
+    (1.0, 0.5)
     """
     values, alpha = _checked(losses, tail, weights)
     top, spread = values.max(), float(values.max() - values.min())
@@ -79,9 +100,17 @@ def entropic_value_at_risk(losses: Tensor, tail: float, weights: Tensor | None =
 def tilted_value_at_risk(losses: Tensor, tail: float, weights: Tensor | None = None, *, floor: float | None = None) -> float:
     """TiVaR: min over real t of floor + (1/t) log[(E e^{t(F − floor)} − (1 − α)) / α]₊.
 
-    `floor` is a lower bound of the losses, by default the smallest; at t → 0 the limit is floor + (mean − floor)/α. The
-    function need not be convex in t: it is searched on a logarithmic grid of both signs and refined around the best point.
+    `losses` (K,) are finite numbers, `tail` is α in (0, 1], and `weights` (K,) are the clients' weights, equal by default.
+    `floor` is a lower bound of the losses, by default the smallest loss. At t → 0 the function has the limit floor + (mean −
+    floor)/α. It need not be convex in t. So the minimum is searched on a logarithmic grid of both signs and refined around the
+    best point.
+
     Source: Li 2023 (thesis), (7.63) and (7.64).
+
+    >>> round(tilted_value_at_risk(torch.tensor([0.0, 1.0]), 0.5), 4)  # (1/t) log(½ e^t / ½) = 1 for every t
+    1.0
+    >>> round(tilted_value_at_risk(torch.tensor([0.0, 0.0, 0.0, 1.0]), 0.5), 3)  # (1/t) log((1 + e^t)/2) → 0 as t → −∞
+    0.0
     """
     values, alpha = _checked(losses, tail, weights)
     lowest = float(values.min())

@@ -21,7 +21,15 @@ class Mixture:
 
     Mixture((0.3, Mean()), (0.7, Superquantile(tail=0.2))): value and weights are the same combination of the parts'.
 
+    `terms` are pairs (c_j, risk_j) with coefficients c_j > 0.
+
     Source: the mean–CVaR objective of the Δ-FL slides (Laguel, Pillutla, Malick, Harchaoui).
+
+    >>> from equipoise.risk import Mean, Superquantile
+    >>> mixed = Mixture((0.5, Mean()), (0.5, Superquantile(tail=0.25)))
+    >>> risk = mixed(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.full((4,), 0.25))
+    >>> risk.value, risk.weights  # ½ · 2.5 + ½ · 4
+    (tensor(3.2500), tensor([0.1250, 0.1250, 0.1250, 0.6250]))
     """
 
     terms: tuple[tuple[float, ClientRisk], ...]

@@ -27,9 +27,13 @@ class QFair:
     own lr.
 
     Source: Li 2023 (thesis), section 4.2, Algorithms 3 and 4; Li, Sanjabi, Beirami, Smith 2020.
+
+    >>> risk = QFair(q=1.0)(torch.tensor([1.0, 3.0]), torch.tensor([0.5, 0.5]))
+    >>> risk.value, risk.weights  # (½ · 1² + ½ · 3²)/2, and ½ · 1 and ½ · 3
+    (tensor(2.5000), tensor([0.5000, 1.5000]))
     """
 
-    q: float = 1.0
+    q: float = 1.0  # the power of the losses in the weights; 0 is FedAvg
 
     pure: ClassVar[bool] = True
     unbounded: ClassVar[bool] = True
@@ -54,16 +58,20 @@ class QFair:
         return RiskValue(value.to(losses.dtype), (logs - shift).exp().to(base_weights.dtype), state)
 
     def client_weight(self, loss: Tensor, base_weight: Tensor, public: Tensor | float) -> Tensor:
-        """What a client finds alone when `public` is a bound B on losses: α (F/B)^q, at most α, with F in [0, B].
+        """The weight that a client computes by itself when `public` is a bound B on losses: α (F/B)^q, at most α.
 
-        Divided by their sum over clients these are the weights of the risk; q-FedAvg's server step, which needs the clients'
-        norms, is then 1.
+        F is its `loss` (), clipped to [0, B], and α its `base_weight` (). Divided by their sum over clients, these weights are
+        those of the risk. q-FedAvg's server step needs the clients' norms; here it is 1.
         """
         shares = (loss.double() / float(public)).clamp(FLOOR, 1.0)
         return (base_weight * shares.pow(self.q)).to(base_weight.dtype)
 
     def server_step(self, *, losses: Tensor, base_weights: Tensor, weight_sum: Tensor, sq_norms: Tensor, lr: float) -> float:
-        """L Σ α F^q / Σ α h = Σ r / Σ r (1 + q s / (lr F)), with r_k ∝ α_k F_k^q and s_k = ‖u_k‖²."""
+        """The factor of the server's step: L Σ α F^q / Σ α h = Σ r / Σ r (1 + q s / (lr F)), with r_k ∝ α_k F_k^q.
+
+        `losses` (K,) are F, `base_weights` (K,) are α, and `sq_norms` (K,) are s_k = ‖u_k‖². `lr` is the clients' rate.
+        `weight_sum` () is not used.
+        """
         values = losses.double().clamp(min=FLOOR)
         shares = torch.softmax(base_weights.double().log() + self.q * values.log(), 0)
         return float(1 / (shares * (1 + self.q * sq_norms.double() / (lr * values))).sum())

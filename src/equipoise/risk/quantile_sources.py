@@ -87,6 +87,9 @@ class Exact:
     """The quantile read off the losses, which the server sees one by one.
 
     Source: Pillutla et al. 2023, Algorithm 1.
+
+    >>> Exact()(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.full((4,), 0.25), 0.5)
+    tensor(2.)
     """
 
     reads_losses: ClassVar[bool] = True
@@ -106,8 +109,10 @@ class SecureSums:
 
     Majorisation–minimisation, one secure sum of two numbers per iteration. What is released is μ − ε, with ε = `tolerance` ×
     the mean absolute deviation of the losses, so that the client at the quantile still finds itself at or above it; it may lie
-    that much below the smallest loss. Losses nearer to each other than ε count as equal: one gigantic loss makes ε large,
+    that much below the smallest loss. Losses nearer to each other than ε count as equal: one very large loss makes ε large,
     and then more clients are kept.
+
+    The iteration is μ ← (Σ β_k F_k + (1 − 2θ) Σ α_k)/Σ β_k with β_k = α_k / max(|F_k − μ|, ε), started at the mean.
 
     Measured with the defaults on 10 to 1000 clients (uniform, lognormal, Pareto, two clusters, an outlier; equal and unequal
     weights; tails from 0.05 to 1): the mass beyond μ is within 0.015 of the tail in all cohorts; where the quantile is unique
@@ -116,12 +121,16 @@ class SecureSums:
 
     Source: Laguel et al. 2020, appendix B.1, (17), with 2τ − 1 for the misprinted 2q − 1 and with ε, without which the
     iteration stops at any loss that it hits.
+
+    >>> found = SecureSums()(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), torch.full((5,), 0.2), 0.5)
+    >>> round(float(found), 2)  # the median, 3, less ε
+    3.0
     """
 
     reads_losses: ClassVar[bool] = False
 
-    iterations: int = 200
-    tolerance: float = 1e-4
+    iterations: int = 200  # the number of steps, each with one secure sum
+    tolerance: float = 1e-4  # ε as a share of the mean absolute deviation of the losses
 
     def __post_init__(self) -> None:
         require_integer("iterations", self.iterations, 1, fix="200 is enough for most cohorts.")

@@ -184,17 +184,27 @@ class Superquantile:
 
     Value: max Σ π_k F_k over 0 ≤ π_k ≤ α_k/θ, Σ π = 1; weights: the maximising π.
 
+    Smoothed by "kl" with ν = `nu`, the weights are π_k = min(α_k/θ, α_k e^{(F_k − c)/ν}), with c such that they sum to 1. By
+    "huber" they are (α_k/θ) · clip((F_k − η*)/ν, 0, 1).
+
     Source: Pillutla et al. 2023, (5)–(7), (14)–(15), Algorithms 1 and 3; Laguel et al. 2020, (5)–(7), Algorithms 2 and 3,
     appendices B.1 and C.3 (`eta_every`). `at_least` is ours.
+
+    >>> losses, alpha = torch.tensor([1.0, 2.0, 5.0]), torch.full((3,), 1 / 3)
+    >>> risk = Superquantile(tail=0.5)(losses, alpha)  # half of three clients: the worst one, and half of the next
+    >>> round(float(risk.value), 4), [round(w, 4) for w in risk.weights.tolist()]  # 2/3 · 5 + 1/3 · 2
+    (4.0, [0.0, 0.3333, 0.6667])
+    >>> Superquantile(tail=0.5, rule="threshold")(losses, alpha).weights.tolist()  # all at or above the quantile 2
+    [0.0, 0.5, 0.5]
     """
 
-    tail: float = 0.5
-    rule: Literal["exact", "threshold"] | None = None
-    smoothing: Literal["kl", "huber"] | None = None
-    nu: float | None = None
-    quantile: QuantileSource = field(default_factory=Exact)
-    eta_every: int = 1
-    at_least: int | None = None
+    tail: float = 0.5  # θ in (0, 1]: the share of the base weight that counts; 1 is the mean
+    rule: Literal["exact", "threshold"] | None = None  # weights at the quantile: in part, or whole; None: as `quantile` allows
+    smoothing: Literal["kl", "huber"] | None = None  # how the objective is smoothed; None: no smoothing
+    nu: float | None = None  # ν > 0, the strength of the smoothing, in units of the loss
+    quantile: QuantileSource = field(default_factory=Exact)  # where the quantile comes from
+    eta_every: int = 1  # how many rounds use one quantile
+    at_least: int | None = None  # widen the tail until this number of clients have a weight
 
     pure: ClassVar[bool] = True
     needs_ids: ClassVar[bool] = False
@@ -274,7 +284,10 @@ class Superquantile:
         return RiskValue(value.to(losses.dtype), kept.to(base_weights.dtype), following)
 
     def client_weight(self, loss: Tensor, base_weight: Tensor, public: Tensor | float) -> Tensor:
-        """What a client finds alone when `public`, the quantile, was released: its base weight, or 0 if its loss is below."""
+        """The weight that a client computes by itself when the quantile η was released.
+
+        It is the client's `base_weight` () if its `loss` () is at least `public` = η, else 0.
+        """
         if not self.filters:
             raise IncompatibleParts(
                 f"{self!r} sets weights by all losses of the round, so that no client can find its own.",

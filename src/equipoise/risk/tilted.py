@@ -39,11 +39,15 @@ class Tilted:
     R ← (1/t) log((1 − ρ) e^{tR} + ρ e^{tR_S}), started at the first R_S; the server then steps by e^{t(R_S − R)}, at most 1/ρ.
 
     Source: Li 2023 (thesis), chapter 7, section 7.7.2.2 and Algorithm 16; Pillutla et al. 2023, section 6 (baseline).
+
+    >>> risk = Tilted(tilt=1.0)(torch.tensor([1.0, 3.0]).log(), torch.tensor([0.5, 0.5]))
+    >>> round(float(risk.value.exp()), 4), [round(w, 4) for w in risk.weights.tolist()]  # ½ · 1 + ½ · 3; weights as 1 : 3
+    (2.0, [0.25, 0.75])
     """
 
-    tilt: float = 1.0
-    tracked: bool = False
-    rho: float = 0.5
+    tilt: float = 1.0  # t, in units of 1/loss
+    tracked: bool = False  # normalise by a risk tracked over rounds
+    rho: float = 0.5  # ρ in (0, 1]: the share of the newest cohort
 
     pure: ClassVar[bool] = True
     unbounded: ClassVar[bool] = True
@@ -69,9 +73,10 @@ class Tilted:
         return RiskValue(value.to(losses.dtype), weights.to(base_weights.dtype), value + change / self.tilt)
 
     def client_weight(self, loss: Tensor, base_weight: Tensor, public: Tensor | float) -> Tensor:
-        """What a client finds alone when `public` is a bound B on losses: α e^{t(F − B)}, at most α, with F in [0, B].
+        """The weight that a client computes by itself when `public` is a bound B on losses: α e^{t(F − B)}, at most α.
 
-        For t < 0 it is α e^{tF}. Divided by their sum over clients these are the weights of the risk.
+        F is its `loss` (), clipped to [0, B], and α its `base_weight` (). For t < 0 the weight is α e^{tF}. Divided by their
+        sum over clients, these weights are those of the risk.
         """
         clipped = loss.double().clamp(0.0, float(public))
         largest = float(public) if self.tilt > 0 else 0.0

@@ -59,6 +59,10 @@ class WorstCase:
     round, and a run reports the running average of its models. `step` is in units of 1/loss: 0.1 and 0.01 are the thesis's.
 
     Source: Li 2023 (thesis), sections 4.3.3 and 4.6.2; Mohri, Sivek, Suresh 2019, Agnostic Federated Learning.
+
+    >>> risk = WorstCase(step=0.1)(torch.tensor([1.0, 3.0]), torch.tensor([0.5, 0.5]))
+    >>> risk.value, [round(share, 4) for share in risk.state.weights.tolist()]  # (0.6, 0.8), moved back to a sum of 1
+    (tensor(2.), [0.4, 0.6])
     """
 
     unbounded: ClassVar[bool] = True
@@ -66,7 +70,7 @@ class WorstCase:
     averaged: ClassVar[bool] = True
     pure: ClassVar[bool] = True
 
-    step: float = 0.1
+    step: float = 0.1  # how fast the mixture moves, in units of 1/loss
 
     def __post_init__(self) -> None:
         require_number("step", self.step, "(0, ∞)", "Start with 0.1.")
