@@ -11,6 +11,9 @@ from common_parameters import COMMON
 from field_comments import field_comments, parameter_comments
 from public_names import is_contract, public_modules
 
+_CODE = re.compile(r"``.+?``|`[^`]+`")
+_LISTED = re.compile(r"^([\w, ]+) : ", flags=re.M)
+
 
 def parameters(value: object) -> Mapping[str, inspect.Parameter]:
     """The parameters that a user of a class or a function may give; none for contracts and exceptions, which users do not make."""
@@ -32,8 +35,10 @@ def common(full: str, parameter: str) -> str:
 
 
 def mentioned(docstring: str, parameter: str) -> bool:
-    """Whether a docstring names a parameter in backquotes, in its prose or as a part of code."""
-    return re.search(rf"`[^`]*(?<!\w){re.escape(parameter)}(?!\w)[^`]*`", docstring) is not None
+    """Whether a docstring names a parameter in backquotes, alone or in code, or in a list `name, name : what they are`."""
+    word = re.compile(rf"(?<!\w){re.escape(parameter)}(?!\w)")
+    spans = [*_CODE.findall(docstring), *_LISTED.findall(docstring)]
+    return any(word.search(span) for span in spans)
 
 
 @functools.cache
