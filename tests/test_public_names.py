@@ -1,6 +1,8 @@
 """Every public name says what it is: the reference of the documentation is made of docstrings."""
 
 import ast
+import importlib
+import inspect
 import re
 import sys
 import warnings
@@ -11,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "_ext"))
 import pytest
 from api_pages import ELSEWHERE, GIVEN, full_name
 from api_pages import pages as api_pages
-from catalogue_examples import constructors
+from catalogue_examples import WITH_FILES, constructors
 from field_comments import field_comments
 from generated_pages import pages as generated_pages
 from given_types import INNER, given_types, public_classes
@@ -49,13 +51,20 @@ def test_every_public_name_has_an_example_or_a_page_that_uses_it():
 
 
 def test_the_examples_of_parts_run():
-    """Each is one line. Loaders that download are left out."""
-    lines = {name: line for name, line in constructors().items() if not name.startswith("equipoise.data.")}
+    lines = {name: line for name, line in constructors().items() if name not in WITH_FILES}
     assert len(lines) > 80
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", eq.errors.EquipoiseNotice)
         for line in lines.values():
             exec(line, {"eq": eq})  # noqa: S102
+
+
+@pytest.mark.parametrize("name", WITH_FILES)
+def test_the_examples_that_need_files_fit_their_signature(name):
+    (call,) = (node for node in ast.walk(ast.parse(WITH_FILES[name])) if isinstance(node, ast.Call))
+    assert ast.unparse(call.func) == name.replace("equipoise", "eq", 1)
+    function = getattr(importlib.import_module(name.rpartition(".")[0]), name.rpartition(".")[2])
+    inspect.signature(function).bind(*call.args, **{each.arg: each.value for each in call.keywords})
 
 
 def test_uses_are_found_by_what_a_program_calls_them():

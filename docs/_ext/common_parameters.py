@@ -52,7 +52,7 @@ COMMON: dict[str, dict[str, tuple[str, ...]]] = {
         "Fixes the random cases that are tried.": _TESTING,
         "Fixes the initial parameters.": ("equipoise.models.*",),
         "Fixes which clients are malicious, and the noise of the attack.": ("equipoise.attacks.*",),
-        "Fixes the order of the examples, or which are drawn.": (*_TILTED, *_OPTIM),
+        "Fixes which examples are drawn.": (*_DESCENT, "equipoise.optim.poisson_batches", "equipoise.optim.set_aside"),
         "Fixes the noise.": ("equipoise.privacy.*",),
     },
     "loss": {"A function of (outputs, targets) that gives the loss of each example, (B,). None: the model's own `loss`, else"
@@ -78,8 +78,7 @@ COMMON: dict[str, dict[str, tuple[str, ...]]] = {
         "The id of the client of each row, (N,).": ("equipoise.data.partition.by_id",),
     },
     "name": {
-        "The name of the data in reports.": _DATA,
-        "The name of the data in reports; it says which data privacy is spent on.": _HELD,
+        "The name of the data in reports.": (*_DATA, *_HELD),
         "Its name in reports.": ("equipoise.evaluate",),
         "The name that was given.": ("equipoise.errors.*",),
     },
@@ -136,8 +135,12 @@ COMMON: dict[str, dict[str, tuple[str, ...]]] = {
         "The file.": ("equipoise.data.npz", "equipoise.observers.*", "equipoise.Checkpoints"),
         "The folder that holds the folders of the clients.": ("equipoise.data.from_folders",),
     },
-    "options": {"Further options, those of `from_frame`.": _FILES, "Further options, those of `from_dict`.": _DATA},
-    "source": {"Where the clients are from, in words; reports show it.": (*_SETS, "equipoise.data.from_texts")},
+    "options": {
+        "Further options, those of `from_frame`.": _FILES,
+        "Further options, those of `from_arrays`.": ("equipoise.data.from_hugging_face", "equipoise.data.from_partitions"),
+        "Further options, those of `from_dict`.": ("equipoise.data.from_datasets", "equipoise.data.from_folders"),
+    },
+    "source": {"A name for where the clients are from.": (*_SETS, "equipoise.data.from_texts")},
     "encoding": {"The encoding of the file's text.": _DATA},
     "append": {"Whether clients are added to a store that is there.": _STORES},
     "assignment": {"The row numbers of each client: one int64 tensor (n_k,) per client.": _SETS},
@@ -201,7 +204,7 @@ COMMON: dict[str, dict[str, tuple[str, ...]]] = {
     "solver": {"The solver that is checked.": _TESTING, "The solver of the clients' local work.": ("equipoise.heterogeneity.*",)},
     "task": {"The model with its loss and error (None: a small task that the check makes).": _TESTING},
     "engines": {"The engines that must agree with the loop engine.": _TESTING},
-    "tolerance": {"The largest relative difference that counts as rounding.": _TESTING},
+    "tolerance": {"The largest difference that counts as rounding, in units of max(1, the largest number).": _TESTING},
     # Errors
     "parameter": {"The name of the parameter, as the user writes it.": ("equipoise.errors.*",)},
     "value": {"The value that was given.": ("equipoise.errors.*",)},
@@ -215,13 +218,13 @@ COMMON: dict[str, dict[str, tuple[str, ...]]] = {
     "start": {"The parameters at the start, θ (D,). It is not changed.": _DESCENT},
     "anneal": {
         "Over which share of the steps the tilt grows from 0 (None: half if a tilt is negative, else at once).": _DESCENT,
-        "Whether a negative tilt is followed from 0; if not, the fit starts at zeros with the full tilt.": _ESTIMATORS,
+        "Whether the fit is annealed, e.g. a negative tilt followed from 0; if not, it starts at zeros.": _ESTIMATORS,
     },
     "risk": {'"tilted", or "superquantile" for the mean of the worst share `tail`.': _ESTIMATORS},
     "alpha": {"The strength of the L2 penalty; the intercept is free.": _ESTIMATORS},
     "fit_intercept": {"Whether there is an intercept b.": _ESTIMATORS},
     "warm_start": {"Whether a fit starts at the last one.": _ESTIMATORS},
     "tol": {"The largest slope at the solution, in coordinates in which data have unit spread.": _ESTIMATORS},
-    "max_iter": {"The largest number of iterations; a notice says if they do not suffice.": _ESTIMATORS},
+    "max_iter": {"The largest number of iterations; a warning says if they do not suffice.": _ESTIMATORS},
     "rho": {"How fast the tracked risk follows the batches, in (0, 1].": _TILTED},
 }  # fmt: skip

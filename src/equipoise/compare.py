@@ -261,6 +261,8 @@ def compare(
     All methods are checked with the model and the data before the first round of the first one. `checkpoint="c.ckpt"` gives
     each run a file beside it, named by method and seed (`c-FedAvg-seed0.ckpt`), so that methods and seeds may be added later.
     If a run fails, the attribute `finished` of the error, whatever raised it, is a Comparison of the runs that ended before.
+
+    `methods` has an Algorithm by the name that tables show. `options` are passed on to `train`.
     """
     chosen = chosen_seeds(seeds)
     good = isinstance(methods, Mapping) and len(methods) > 0

@@ -48,6 +48,8 @@ def synthetic(
     the published code; the text reads as if they were variances (the same at 0 and 1). With `iid=True` α and β are unused: one
     W, b with entries N(0, 1) for all, and x ~ N(0, Σ).
 
+    `alpha` is α, `beta` is β.
+
     Sources: Tian Li, thesis, section 3.7.1 (30 clients) and section 4.6.1 (100 clients); Li et al., Federated Optimization in
     Heterogeneous Networks (FedProx), section 5.1. The sizes printed in the thesis, Table 4.4 (12,697 examples, standard
     deviation 73 for 100 clients) cannot come from the stated law, whose mean size is about 450.
@@ -105,6 +107,9 @@ def label_shift(
     examples; "seeded" draws the class laws from `seed` too, whose difficulty then varies much between seeds. Examples are fresh
     draws, instead of a sample of a pool of 500,000.
 
+    `train_clients`, `validation_clients` and `test_clients` are the numbers of clients of each split. `train_concentration`
+    is the concentration of training clients, `test_concentration` that of validation and test clients.
+
     Source: Pillutla, Laguel, Malick, Harchaoui, Federated Learning with Superquantile Aggregation for Heterogeneous Data
     (journal version), App. D.2.
 
@@ -155,6 +160,8 @@ def gaussian_means(
     is needed). Then F_k(w) = ‖w − μ_k‖² + const for the squared loss, with one constant, and answers are known: for three means
     in the plane the superquantile with tail 2/3 is least at the midpoint of the longest side if the triangle is right or
     obtuse, else at the circumcentre; with tail 1 at the centroid.
+
+    `means` are the μ_k, (n, d): one row per client. `examples` is the number of examples of each client.
 
     Source: Laguel, Pillutla, Malick, Harchaoui, Device Heterogeneity in Federated Learning: A Superquantile Approach,
     section 3, which says midpoint for every triangle.

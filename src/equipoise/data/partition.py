@@ -75,7 +75,12 @@ def _sorted_rows(owned: list[_Indices]) -> list[Tensor]:
 
 
 def iid(labels: Tensor, clients: int, *, seed: int = 0, allow_empty: bool = False) -> list[Tensor]:
-    """Equal shares (to within one example) of a random order: every client sees the same law."""
+    """Equal shares (to within one example) of a random order: every client sees the same law.
+
+    >>> labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    >>> [len(rows) for rows in iid(labels, 3)]
+    [3, 3, 2]
+    """
     rows = len(_check(labels, clients, allow_empty))
     order = generator(seed, "partition").permutation(rows)
     return _sorted_rows(_deal(order, _shares(rows, np.ones(clients))))
@@ -87,6 +92,10 @@ def power_law(
     """Sizes ∝ rank^(−exponent), the ranks dealt to clients at random; which examples a client gets is random too.
 
     Each client first receives `min_examples` (0 with `allow_empty`), and the rest is shared by the power law.
+
+    >>> labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    >>> sorted(len(rows) for rows in power_law(labels, 3))
+    [2, 2, 4]
     """
     rows = len(_check(labels, clients, allow_empty))
     require(np.isfinite(exponent) and exponent >= 0, "exponent", "must be at least 0", exponent)
@@ -109,7 +118,15 @@ def dirichlet(
 
     Sizes vary as well. Clients left with fewer than `min_examples` (0 with `allow_empty`) get random examples of the largest
     clients, which takes at most clients · min_examples moves; the usual "draw again until it fits" may never end.
+
+    `concentration` is the parameter of the Dirichlet law.
+
     Source: Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks (2019), section 4.
+
+    >>> labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    >>> parts = dirichlet(labels, 2, concentration=0.1)
+    >>> sorted(torch.cat(parts).tolist())  # each example once
+    [0, 1, 2, 3, 4, 5, 6, 7]
     """
     values = _check(labels, clients, allow_empty)
     require(np.isfinite(concentration) and concentration > 0, "concentration", "must be positive", concentration)
@@ -139,6 +156,10 @@ def by_classes(
     Exponent 0 gives equal shares; a positive one power-law sizes, as in the MNIST data of Tian Li's thesis, section 3.4 (two
     digits per client, sizes by a power law). Classes are dealt so that every one has an owner and larger ones have more. A
     client that would stay empty gets one example of the largest client.
+
+    >>> labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    >>> [labels[rows].tolist() for rows in by_classes(labels, 2, classes_per_client=1)]
+    [[0, 0, 0, 0], [1, 1, 1, 1]]
     """
     values = _check(labels, clients, allow_empty)
     names, counts = np.unique(values, return_counts=True)
@@ -184,7 +205,13 @@ PARTITIONERS: dict[str, Partitioner] = {"iid": iid, "dirichlet": dirichlet, "cla
 
 
 def partitioner(which: str | Partitioner) -> Partitioner:
-    """The partitioner of a name; a function is returned as it is."""
+    """The partitioner of a name; a function is returned as it is.
+
+    `which` is "dirichlet", "classes", "power_law", "iid" or such a function.
+
+    >>> partitioner("iid") is iid, partitioner(iid) is iid
+    (True, True)
+    """
     if not isinstance(which, str):
         return which
     if which not in PARTITIONERS:

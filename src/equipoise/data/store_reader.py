@@ -70,7 +70,11 @@ def open_store(
 
 
 def refuse_changed_store(data: FederatedData) -> None:
-    """Refuse data whose store changed on disk since it was opened; this takes microseconds, and nothing for data in memory."""
+    """Refuse data whose store changed on disk since it was opened; this takes microseconds, and nothing for data in memory.
+
+    >>> import equipoise as eq
+    >>> refuse_changed_store(eq.data.digits())  # data in memory
+    """
     for store in {clients.store for clients in data.splits.values() if clients.store is not None}:
         store.refuse_changed()
 

@@ -117,6 +117,12 @@ def from_texts(
     `features="tokens"` gives the first `length` words as rows of `vectors`, for a model that embeds; "mean" the average
     vector, for a linear model (both as in Laguel, Pillutla, Malick, Harchaoui, Device Heterogeneity in Federated
     Learning: A Superquantile Approach, App. C.1.2).
+
+    `records` are the triples.
+
+    >>> vectors = WordVectors(("good", "bad"), torch.eye(2))
+    >>> from_texts([("ann", "A good film.", 1), ("bob", "Bad!", 0)], vectors, length=3)
+    ClientSet(2 clients, 2 examples of shape (3,))
     """
     require(features in ("tokens", "mean"), "features", 'must be "tokens" or "mean"', features)
     require(length >= 1, "length", "must be at least 1", length)

@@ -154,6 +154,8 @@ def train_many(
     With `stop` each run is stopped by its own figures, and the others continue. If a run diverges, the others continue,
     too. The error is raised at the end, and its `finished` holds the runs that did not fail.
 
+    `algorithms` is one Algorithm, or several by name (None: FedAvg).
+
     Source: ours.
     """
     watch = Watching(evaluate_every, observers, progress, checkpoint, ledger)
