@@ -21,6 +21,9 @@ _ESTIMATORS = ("equipoise.tilted.TiltedLinearRegression", "equipoise.tilted.Tilt
                "equipoise.tilted.FairPCA")  # fmt: skip
 _OPTIM = ("equipoise.optim.*",)
 
+# Names whose docstrings are long: their list of parameters repeats what each parameter is, for readers who look one up.
+LISTED = (*_TRAIN, "equipoise.evaluate", "equipoise.explain")
+
 COMMON: dict[str, dict[str, tuple[str, ...]]] = {
     # Runs
     "model": {
@@ -32,16 +35,22 @@ COMMON: dict[str, dict[str, tuple[str, ...]]] = {
     "data": {
         "The clients to train on, and those to validate and test on: a `FederatedData`, or a function of the seed that makes"
         " one.": _TRAIN,
+        "A `FederatedData`, or a `ClientSet`, whose clients are then the split of test clients.": ("equipoise.evaluate",),
         "The federated data.": (*_JUDGE, "equipoise.attacks.*", *_DATA),
         "The data on which it is checked (None: small data that the check makes).": _TESTING,
     },
-    "algorithm": {"What is minimised, and how (None: FedAvg).": _JUDGE},
+    "algorithm": {
+        "What is minimised, and how (None: FedAvg).": ("equipoise.train", "equipoise.explain", "equipoise.heterogeneity.*"),
+        "The other parts, and the other options of the risk (None: those of FedAvg).": ("equipoise.train_family",),
+        "A function of the names in `space` that makes an Algorithm.": ("equipoise.tune",),
+    },
     "rounds": {
         "How many rounds of communication a run has.": _TRAIN,
         "How many rounds the noise is for, T.": ("equipoise.privacy.*",),
         "How many rounds are tried.": _TESTING,
     },
     "clients_per_round": {
+        "How many clients the round has (None: up to 20).": ("equipoise.explain",),
         "How many clients are drawn in each round, on average for Poisson sampling (None: `sampling.Full()` takes all).": _TRAIN,
         "How many clients a round asks for.": _TESTING,
     },
@@ -72,6 +81,16 @@ COMMON: dict[str, dict[str, tuple[str, ...]]] = {
     "checkpoint": {"The file from which a run continues after a break, or a `Checkpoints`.": _TRAIN},
     "ledger": {"The file that every private release is written to before it is made (None: beside the checkpoint, or in"
                " memory).": _TRAIN},
+    "stop": {"The `EarlyStopping` that ends a run when a figure no longer improves, and reports the best iterate.": _TRAIN},
+    "algorithms": {"The algorithm, or several by name (None: FedAvg).": ("equipoise.train_many",)},
+    "methods": {"The algorithms by the names that tables show.": ("equipoise.compare",)},
+    "space": {"The values of each name that `algorithm` takes; they may be parts.": ("equipoise.tune",)},
+    "criterion": {'"validation_90", the 90th percentile of the error over validation clients, or "train_loss".': ("equipoise.tune",)},
+    "trials": {"How many times Optuna chooses values (None: all combinations are tried).": ("equipoise.tune",)},
+    "at_least": {"How many validation examples a client must have to be judged by.": ("equipoise.tune",)},
+    "tails": {"The tails of the family, shares in (0, 1].": ("equipoise.train_family",)},
+    "qs": {"The values of q of the family.": ("equipoise.train_family",)},
+    "tilts": {"The tilts of the family.": ("equipoise.train_family",)},
     # Data
     "ids": {
         "The name of each client, n in all.": _SETS,
@@ -79,7 +98,7 @@ COMMON: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "name": {
         "The name of the data in reports.": (*_DATA, *_HELD),
-        "Its name in reports.": ("equipoise.evaluate",),
+        "The name of the run or model in reports.": ("equipoise.train", "equipoise.evaluate"),
         "The name that was given.": ("equipoise.errors.*",),
     },
     "x": {
@@ -128,6 +147,7 @@ COMMON: dict[str, dict[str, tuple[str, ...]]] = {
     "folder": {
         "The folder that holds the file (None: the one that the environment variable EQUIPOISE_DATA names).": _DATA,
         "The folder of the log.": ("equipoise.tracking.*",),
+        "The folder that keeps a checkpoint of each run; the same call continues the search.": ("equipoise.tune",),
     },
     "path": {
         "The folder of the store.": _STORES,
@@ -136,6 +156,7 @@ COMMON: dict[str, dict[str, tuple[str, ...]]] = {
         "The folder that holds the folders of the clients.": ("equipoise.data.from_folders",),
     },
     "options": {
+        "Further options, those of `train`.": ("equipoise.compare", "equipoise.tune"),
         "Further options, those of `from_frame`.": _FILES,
         "Further options, those of `from_arrays`.": ("equipoise.data.from_hugging_face", "equipoise.data.from_partitions"),
         "Further options, those of `from_dict`.": ("equipoise.data.from_datasets", "equipoise.data.from_folders"),

@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 
-from common_parameters import COMMON
+from common_parameters import COMMON, LISTED
 from field_comments import field_comments, parameter_comments
 from public_names import is_contract, public_modules
 
@@ -53,7 +53,8 @@ def commented(value: Callable) -> dict[str, str]:
 def descriptions(full: str, value: object) -> dict[str, str]:
     """Parameter → its description in the list of parameters; "" where the docstring explains it, or nothing does."""
     text, comments = inspect.getdoc(value) or "", commented(value)
-    return {name: comments.get(name) or ("" if mentioned(text, name) else common(full, name)) for name in parameters(value)}
+    told = {name for name in parameters(value) if full not in LISTED and mentioned(text, name)}
+    return {name: comments.get(name) or ("" if name in told else common(full, name)) for name in parameters(value)}
 
 
 def unexplained() -> list[tuple[str, str]]:

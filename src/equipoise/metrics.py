@@ -60,7 +60,7 @@ def _weights(values: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def mean(values: Tensor, weights: Tensor | None = None) -> float:
-    """The weighted mean.
+    """The weighted mean Σ w_i v_i, with weights w that are scaled to sum to 1.
 
     >>> mean(torch.tensor([1.0, 4.0])), mean(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 1.0]))
     (2.5, 2.0)
@@ -69,7 +69,9 @@ def mean(values: Tensor, weights: Tensor | None = None) -> float:
 
 
 def standard_deviation(values: Tensor, weights: Tensor | None = None) -> float:
-    """The population standard deviation over clients (divided by n, as the fairness papers do).
+    """The population standard deviation √(Σ w_i (v_i − mean)²) over clients: divided by n, as the fairness papers do.
+
+    The weights w are scaled to sum to 1; they are 1/n if none are given.
 
     >>> standard_deviation(torch.tensor([1.0, 3.0]))
     1.0
@@ -81,6 +83,8 @@ def standard_deviation(values: Tensor, weights: Tensor | None = None) -> float:
 def percentile(values: Tensor, percent: float, weights: Tensor | None = None) -> float:
     """The p-th percentile over clients, 0 ≤ p ≤ 100.
 
+    It is the smallest value with at least p % of the weight at or below it. No mean of neighbours is taken.
+
     >>> percentile(torch.arange(1.0, 11.0), 90)
     9.0
     """
@@ -90,6 +94,11 @@ def percentile(values: Tensor, percent: float, weights: Tensor | None = None) ->
 
 def worst(values: Tensor, share: float, weights: Tensor | None = None) -> float:
     """The mean of the largest `share` of the values (their superquantile); with errors or losses these are the worst clients.
+
+    A client at the border counts in part, so that exactly the share `share` of the weight counts. It is the measure that
+    `risk.Superquantile` minimises: the maximum of Σ λ_i v_i over λ ≥ 0 with Σ λ_i = 1 and λ_i ≤ w_i / share.
+
+    Source: Pillutla et al. 2023, (5)–(7).
 
     >>> worst(torch.arange(1.0, 11.0), 0.2)
     9.5
@@ -108,6 +117,8 @@ def worst(values: Tensor, share: float, weights: Tensor | None = None) -> float:
 def best(values: Tensor, share: float, weights: Tensor | None = None) -> float:
     """The mean of the smallest `share` of the values.
 
+    It is −worst(−values, share): a client at the border counts in part.
+
     >>> best(torch.arange(1.0, 11.0), 0.2)
     1.5
     """
@@ -116,6 +127,8 @@ def best(values: Tensor, share: float, weights: Tensor | None = None) -> float:
 
 def angle(values: Tensor) -> float:
     """The angle in degrees between the vector of values and the all-ones vector; 0 when all clients fare alike.
+
+    It is arccos(Σ_i v_i / (√n ‖v‖)).
 
     Source: Li 2023 (thesis), section 4.4, Definition 9.
 
@@ -131,6 +144,8 @@ def angle(values: Tensor) -> float:
 
 def entropy(values: Tensor) -> float:
     """The entropy of the values ≥ 0 normalised to sum to 1 (natural logarithm); log n when all are equal.
+
+    With a_i = v_i / Σ_j v_j it is −Σ_i a_i log a_i.
 
     Source: Li 2023 (thesis), section 4.4, Definition 10.
 
@@ -148,6 +163,8 @@ def entropy(values: Tensor) -> float:
 def kl_to_uniform(values: Tensor) -> float:
     """KL(a ‖ uniform) of the values normalised to sum to 1: log n − entropy; 0 when all clients fare alike.
 
+    With a_i = v_i / Σ_j v_j it is Σ_i a_i log(n a_i).
+
     >>> round(kl_to_uniform(torch.ones(4)), 6), round(kl_to_uniform(torch.tensor([1.0, 0.0])), 4)  # log 2
     (0.0, 0.6931)
     """
@@ -156,6 +173,8 @@ def kl_to_uniform(values: Tensor) -> float:
 
 def gini(values: Tensor) -> float:
     """The Gini coefficient Σ_ij |v_i − v_j| / (2 n² mean) of values ≥ 0: 0 when equal, towards 1 when one has all.
+
+    n is the number of clients. The sum is found from ranks, in n log n steps.
 
     >>> gini(torch.tensor([0.0, 0.0, 0.0, 1.0]))
     0.75
@@ -170,7 +189,14 @@ def gini(values: Tensor) -> float:
 
 
 def rank_correlation(values: Tensor, sizes: Tensor) -> float:
-    """Spearman's rank correlation of values with data sizes: negative when small clients fare worse."""
+    """Spearman's rank correlation of values with data sizes: negative when small clients fare worse.
+
+    It is the correlation of the ranks; equal values share the mean of their ranks. It is 0 where all values or all sizes
+    are equal.
+
+    >>> round(rank_correlation(torch.tensor([0.5, 0.3, 0.1]), torch.tensor([10, 20, 30])), 6)  # small clients fare worse
+    -1.0
+    """
     a, b = _ranks(values.double()), _ranks(sizes.double())
     a, b = a - a.mean(), b - b.mean()
     scale = float(a.norm() * b.norm())
@@ -378,6 +404,8 @@ def summarise(values: Tensor, sizes: Tensor, weights: Tensor | None = None) -> S
 
 def summarise_metric(values: Tensor, sizes: Tensor, weights: Tensor | None = None, *, higher_is_better: bool = True) -> Summary:
     """The summary of a metric over the clients that have a value; those with NaN are counted as missing, never averaged.
+
+    If more is better, the tail figures (`tail_90`, `worst_10`, `worst_5`) are those of the low end.
 
     >>> found = summarise_metric(torch.tensor([0.25, 0.9, math.nan, 0.8]), torch.ones(4))
     >>> found.clients, found.missing, found.worst_10

@@ -47,7 +47,10 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """All clients after `round` rounds, at the parameters `params` that the run reports."""
+    """All clients after `round` rounds, at the parameters `params` that the run reports.
+
+    `on_evaluation` of an observer gets it, and `history.evaluations` of a result keeps it.
+    """
 
     round: int  # rounds that were finished
     clients: ClientTable  # one row per client and split

@@ -211,6 +211,10 @@ def digits(
     options set, such as functools.partial(dirichlet, concentration=0.1).
 
     Source: the UCI digits test set (Alpaydin, Kaynak 1998), as in scikit-learn.
+
+    >>> data = digits(clients=12)
+    >>> len(data.train), len(data.test), data.features, data.classes
+    (8, 4, 64, 10)
     """
     from sklearn.datasets import load_digits
 

@@ -190,6 +190,8 @@ def by_classes(
 def by_id(ids: Sequence[Any] | NDArray[Any] | Tensor) -> tuple[list[Tensor], tuple[str, ...]]:
     """The natural partition: one client per distinct id, in sorted order. Returns the rows of each, and the names.
 
+    The rows of each client are a tensor (n_k,) int64.
+
     >>> by_id(["b", "a", "b"])
     ([tensor([1]), tensor([0, 2])], ('a', 'b'))
     """
@@ -232,6 +234,8 @@ def to_clients(
     source: str = "",
 ) -> ClientSet:
     """The clients of an assignment: client k gets rows assignment[k] of `x` and `y`. Clients without rows are left out.
+
+    `x` and `y` are those of `ClientSet`. Client k has the name `ids[k]`; without names it is client-0, client-1 and so on.
 
     >>> to_clients(torch.zeros(4, 2), torch.zeros(4), [torch.tensor([0, 3]), torch.tensor([1])])
     ClientSet(2 clients, 3 examples of shape (2,))

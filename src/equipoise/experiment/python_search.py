@@ -51,6 +51,13 @@ class Tuning:
     """A search that has ended: the `best` algorithm, its `values`, and all `trials`, best first. `summary()` is the table.
 
     `tune` gives it. Source: ours.
+
+    >>> import equipoise as eq
+    >>> data = eq.data.label_shift(train_clients=5, validation_clients=3, test_clients=2, examples=20)
+    >>> tuned = eq.tune(lambda lr: eq.Algorithm(solver=eq.solvers.SGD(lr=lr)), {"lr": [0.001, 0.1]},
+    ...                 eq.models.Softmax(20, 10), data, rounds=5, clients_per_round=3)
+    >>> len(tuned.trials), tuned.criterion, tuned.seeds, tuned.values == dict(tuned.trials[0].values)
+    (2, 'validation_90', 1, True)
     """
 
     best: Algorithm

@@ -32,6 +32,9 @@ def byte_tokens(text: str) -> Tensor:
 def next_token_loss(outputs: Any, targets: Tensor) -> Tensor:
     """The mean cross-entropy of an example's tokens after its first, (B,); 0 for an example without any.
 
+    For tokens y_1 … y_T it is −(1/(T − 1)) Σ_{t=2}^{T} log p(y_t | y_1 … y_{t−1}); tokens of −100 are left out of sum and
+    count.
+
     >>> logits = torch.zeros(1, 3, 256)  # no byte is likelier than another
     >>> round(float(next_token_loss(logits, byte_tokens("abc")[None])), 4)  # log 256
     5.5452

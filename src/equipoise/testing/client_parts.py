@@ -204,6 +204,8 @@ def check_schedule(schedule: Schedule | Callable[[int], float]) -> None:
 def check_observer(observer: Observer, *, seed: int = 0) -> None:
     """Watching a run does not change it: the parameters are the same, bit for bit, with and without the observer.
 
+    A small model is trained twice, with and without it.
+
     >>> import equipoise as eq
     >>> check_observer(eq.observers.History())  # nothing is returned: all laws hold
     """

@@ -221,6 +221,8 @@ def _check_cohort(sampler: Sampler, cohort: Cohort, round_index: int, seed: int,
 def check_averaging(averaging: Averaging, *, rounds: int = 50, seed: int = 0) -> None:
     """A constant sequence is reported as it is; the point lies in the iterates' hull; nothing given is written to.
 
+    Sequences have `rounds` iterates.
+
     >>> import equipoise as eq
     >>> check_averaging(eq.averaging.Uniform())  # nothing is returned: all laws hold
     """
