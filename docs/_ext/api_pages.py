@@ -4,9 +4,11 @@ import importlib
 import inspect
 import re
 
+from api_leads import GOAL, grouped, lead
 from docstrings import markdown
 from given_types import INNER, given_types
 from public_names import public_methods, public_modules
+from uses import used_in
 
 GIVEN = "equipoise.given"  # the name of the page of types that are no public names
 ELSEWHERE = {  # names that a module offers, too, and whose entry is on the page of another module
@@ -17,7 +19,9 @@ ELSEWHERE = {  # names that a module offers, too, and whose entry is on the page
 
 def _entry(module: str, name: str) -> str:
     value = getattr(importlib.import_module(module), name)
-    return _class_entry(f"{module}.{name}", value) if inspect.isclass(value) else f".. autofunction:: {module}.{name}\n"
+    uses = "".join(f"   {line}\n" if line else "\n" for line in used_in(f"{module}.{name}"))
+    head = _class_entry(f"{module}.{name}", value) if inspect.isclass(value) else f".. autofunction:: {module}.{name}\n"
+    return f"{head}\n{uses}" if uses else head
 
 
 def _class_entry(full: str, value: type, *, inner: bool = False) -> str:
@@ -46,8 +50,9 @@ def _given_page() -> str:
     head = ["| type | what it is | where you meet it |", "|---|---|---|"]
     return "\n".join([
         "# What calls give back", "",
-        "For people who hold a result and ask what is in it. You need not import these types: results, tables and schemas give",
-        "them to you. What stands under *Parameters* are also the attributes of an object.", "", *head, *rows(held), "",
+        f"For people who hold a result and ask what is in it. {GOAL} know its attributes and methods.", "",
+        "You need not import these types: results, tables and schemas give them to you. The attributes of a class are listed",
+        "under *Parameters*.", "", *head, *rows(held), "",
         "```{eval-rst}", entries(held), "```", "", "## Inner types", "",
         "You meet these names in signatures. Their members may change; what you may rely on is the contract in",
         "[`equipoise.types`](equipoise.types.md).", "", *head, *rows(inner), "",
@@ -71,12 +76,16 @@ def _page(module: str, names: list[str]) -> str:
     text = (inspect.getdoc(found) or "").strip()
     elsewhere = ELSEWHERE.get(module, {})
     anchors = {n: f"{elsewhere[n]}.md" if n in elsewhere else f"#{module}.{n}" for n in names}
-    rows = [f"| [`{n}`]({anchors[n]}) | {_summary(getattr(found, n))} |" for n in names]
-    entries = "\n".join(_entry(module, name) for name in names if name not in elsewhere)
-    return "\n".join([
-        f"# `{module}`", "", *text.splitlines(), "", "| name | what it is |", "|---|---|", *rows, "",
-        "```{eval-rst}", f".. currentmodule:: {module}", "", entries, "```", "",
-    ])  # fmt: skip
+    groups = grouped(module, names)
+    lines = [f"# `{module}`", "", lead(module), "", *text.splitlines(), "", "| name | what it is |", "|---|---|"]
+    lines += [f"| [`{n}`]({anchors[n]}) | {_summary(getattr(found, n))} |" for group in groups.values() for n in group]
+    for heading, group in groups.items():
+        entries = "\n".join(_entry(module, name) for name in group if name not in elsewhere)
+        lines += ["", *([f"## {heading}", ""] if heading else [])]
+        away = [f"[`{name}`]({anchors[name]})" for name in group if name in elsewhere]
+        lines += [f"The entries of {' and '.join(away)} are on the page of their module.", ""] if away else []
+        lines += ["```{eval-rst}", f".. currentmodule:: {module}", "", entries, "```"] if entries else []
+    return "\n".join([*lines, ""])
 
 
 def pages() -> dict[str, str]:
@@ -94,9 +103,10 @@ def pages() -> dict[str, str]:
     )
     made["api.md"] = "\n".join([
         "# API", "",
-        "For people who write Python. Every public name has an entry with its parameters, types and defaults, the formula it",
-        f"implements and its source. There are {sum(map(len, modules.values()))} names in {len(rows) - 1} modules. Names that do not",
-        "stand here are internal and may change. Under *Parameters* of a class stand its attributes, too.", "", "| module | what it holds | names |", "|---|---|---|", *rows, "",
+        f"For people who write Python. {GOAL} know which module holds what you need.", "",
+        "Every public name has an entry with its parameters, types and defaults, the formula it implements and its source, and",
+        f"an example or links to pages that use it. There are {sum(map(len, modules.values()))} names in {len(rows) - 1} modules.",
+        "Names not listed here are internal and may change. The attributes of a class are listed under *Parameters*.", "", "| module | what it holds | names |", "|---|---|---|", *rows, "",
         "```{toctree}", ":hidden:", "", *[f"api/{module}" for module, names in modules.items() if names], f"api/{GIVEN}", "```", "",
     ])  # fmt: skip
     return made

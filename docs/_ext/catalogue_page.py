@@ -35,7 +35,7 @@ def page() -> str:
             f'data-filter="Filter methods"><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'  # fmt: skip
     return "\n".join([
         "# Catalogue of methods", "",
-        f"For everybody who looks for a method. The table has all {len(rows)} parts and functions. Click a heading to sort; type",
-        "into the field to filter, e.g. `krum`, `2021` or `privacy`. [What goes with what](combinations.md) says which of them",
-        "combine.", "", "```{raw} html", table, "```", "",
+        "For everybody who looks for a method. After this page you know which methods there are, and their parameters and sources.",
+        f"The table has all {len(rows)} parts and functions. Click a heading to sort; type into the field to filter, e.g. `krum`,",
+        "`2021` or `privacy`. [What goes with what](combinations.md) says which of them combine.", "", "```{raw} html", table, "```", "",
     ])  # fmt: skip

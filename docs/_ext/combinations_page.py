@@ -114,8 +114,8 @@ def page() -> str:
     )
     return "\n".join([
         "# What goes with what", "",
-        "For everybody who combines methods. The page shows which two parts an `Algorithm` accepts together, and why it refuses",
-        "the others. It is made by constructing every pair, so it says what the library does.", "",
+        "For everybody who combines methods. After this page you know which two parts an `Algorithm` accepts together, and why it",
+        "refuses the others. It is made by constructing every pair, so it says what the library does.", "",
         f"There are {len(found)} parts and {total} pairs of different kinds: {total - len(refused)} work together,",
         f"{len(refused)} are refused. A part that needs another one has it: `WorstCase`, `Mocha` and `DPFTRL` come with",
         "`sampling.Full()`, a private quantile with `DifferentialPrivacy`, and `NodePoisson` with distributed noise. Other parts",

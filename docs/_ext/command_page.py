@@ -74,9 +74,9 @@ def page() -> str:
     """The page."""
     lines = [
         "# Commands and options", "",
-        "For people who use the shell. This page lists every command with its arguments, options and defaults, as the program",
-        "itself states them (`equipoise COMMAND --help`). A mistake ends with one message and exit code 2, Ctrl-C with exit code",
-        "130. `equipoise --version` prints the version.", "",
+        "For people who use the shell. After this page you know the arguments, options and defaults of every command. They are as",
+        "the program itself states them (`equipoise COMMAND --help`). A mistake ends with one message and exit code 2, Ctrl-C with",
+        "exit code 130. `equipoise --version` prints the version.", "",
     ]  # fmt: skip
     for words, command in commands().items():
         lines += [f"## equipoise {words}", "", _plain(command.help), ""]

@@ -53,8 +53,9 @@ def page() -> str:
     described = " ".join((inspect.getdoc(TrainOptions) or "").split("\n\n")[-1].split())
     lines = [
         "# Configuration files", "",
-        "For people who run experiments from TOML files. This page lists every section and every key with its type and default,",
-        "as the program checks them. An unknown key or a wrong value is refused by its dotted name, with the allowed ones.", "",
+        "For people who run experiments from TOML files. After this page you know every section and every key, with its type and",
+        "default, as the program checks them. An unknown key or a wrong value is refused by its dotted name, with the allowed",
+        "ones.", "",
         "```toml", "[data]", 'name = "label_shift"', "[model]", 'name = "softmax"', "[algorithm.risk]", 'name = "superquantile"',
         "tail = 0.5", "[train]", "rounds = 300", "clients_per_round = 100", "seed = 0", "```", "",
         "| section | what it says |", "|---|---|", *rows, "",

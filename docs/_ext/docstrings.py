@@ -1,12 +1,10 @@
 """Docstrings are plain text with `code` and *stress*; this makes them reStructuredText, so that no character of a formula is markup."""
 
-import dataclasses
 import html
-import inspect
 import itertools
 import re
 
-from field_comments import field_comments
+from parameters import descriptions, parameters
 from public_names import is_contract
 
 _CODE = re.compile(r"``.+?``|`[^`]+`")
@@ -55,10 +53,15 @@ def process(app, what, name, obj, options, lines) -> None:
     """Rewrite the lines of a docstring in place."""
     if name.startswith("equipoise") and what != "module":
         lines[:] = reflowed(lines)
-        if what == "class":
-            taken = inspect.signature(obj).parameters if dataclasses.is_dataclass(obj) else {}
-            comments = {field: text for field, text in field_comments(obj).items() if field in taken}
-            lines += [f":param {field}: {converted(text)}" for field, text in comments.items()]
+        if what in ("class", "function"):
+            told = descriptions(name, obj)
+            lines += [f":param {_field(obj, each)}: {converted(text)}".rstrip() for each, text in told.items()]
+
+
+def _field(obj: object, parameter: str) -> str:
+    """A parameter as a field names it: with its asterisks, if it has any."""
+    stars = {"VAR_POSITIONAL": r"\*", "VAR_KEYWORD": r"\*\*"}
+    return stars.get(parameters(obj)[parameter].kind.name, "") + parameter
 
 
 def without_contract_signature(app, what, name, obj, options, signature, returned):

@@ -12,9 +12,10 @@ def page() -> str:
     """The page."""
     lines = [
         "# Errors", "",
-        f"For everybody who meets an error. Every message of the library ends in a code such as `[EQ101]`. The {len(families())}",
-        "codes below say what is usually wrong and what to do. The message itself names the parameter, the rule and the value.",
-        "Wording may change between versions; codes do not. `error.code` has the code in Python.", "",
+        "For everybody who meets an error. After this page you know what is usually wrong, and what to do.", "",
+        "Every message of the library ends in a code such as `[EQ101]`. The message itself names the parameter, the rule and the",
+        f"value. Below are the {len(families())} codes. Wording may change between versions; codes do not. `error.code` has the code",
+        "in Python.", "",
     ]  # fmt: skip
     chapter = ""
     for code, family in families().items():

@@ -49,6 +49,19 @@ def given_types() -> dict[type, list[str]]:
     return dict(sorted(found.items(), key=lambda item: item[0].__name__))
 
 
+@functools.cache
+def givers() -> dict[type, list[str]]:
+    """Public class → the public functions, methods and attributes that give it."""
+    public, found = public_classes(), {}
+    for module, names in public_modules().items():
+        for name in names:
+            for place, owner, annotation in _given(f"{module}.{name}", getattr(importlib.import_module(module), name)):
+                for met in _classes(annotation, owner):
+                    if met in public and not place.startswith((f"{module}.{met.__name__}.", "equipoise.types.")):
+                        found.setdefault(met, []).append(place.removesuffix("()"))
+    return found
+
+
 def _given(where: str, value: object) -> Iterator[tuple[str, object, object]]:
     """(place, owner, annotation) of what a function returns, or of a class's attributes, properties and methods."""
     if not inspect.isclass(value):

@@ -75,6 +75,11 @@ class Algorithm:
     (WorstCase). `weights` are the base weights α of the clients: "examples" (∝ their training examples, the default) or
     "uniform". Under differential privacy the defaults are Poisson sampling and uniform weights; with
     privacy.SecureHistogram they are uniform.
+
+    >>> import equipoise as eq
+    >>> algorithm = eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5), aggregator=eq.aggregators.Median())
+    >>> algorithm.risk.tail, algorithm.solver.lr, algorithm.sampler
+    (0.5, 0.1, None)
     """
 
     risk: ClientRisk = field(default_factory=risk.Mean)

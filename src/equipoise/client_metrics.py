@@ -33,9 +33,13 @@ class Metric:
     """A function of (outputs, targets) of one client, and whether more is better: `Metric(my_error, higher_is_better=False)`.
 
     The direction says where the worst clients are: summaries have their tail at the low end if more is better.
+
+    >>> wrong = Metric(lambda outputs, targets: (outputs.argmax(1) != targets).double().mean(), higher_is_better=False)
+    >>> float(wrong(torch.eye(2), torch.tensor([0, 0])))
+    0.5
     """
 
-    function: Callable[[Any, Any], Any]
+    function: Callable[[Any, Any], Any]  # (outputs, targets) of all examples of one client → its value
     higher_is_better: bool = True
 
     def __call__(self, outputs: Any, targets: Any) -> Any:
@@ -48,6 +52,11 @@ class SummedMetric:
     """A metric of sums: `finish` of the added `totals` of parts of a client's examples.
 
     `totals(outputs, targets)` gives the sums (k,) of some examples, and `finish` makes the value of the sums of all of them.
+
+    >>> squares = SummedMetric(lambda z, y: torch.stack([(z - y).square().sum(), torch.tensor(float(len(y)))]),
+    ...                        lambda sums: (sums[0] / sums[1]).sqrt(), higher_is_better=False)
+    >>> float(squares(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 3.0])))  # the root of the mean squared error
+    0.7071067690849304
     """
 
     totals: Callable[[Any, Any], Tensor]

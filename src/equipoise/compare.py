@@ -261,6 +261,15 @@ def compare(
     All methods are checked with the model and the data before the first round of the first one. `checkpoint="c.ckpt"` gives
     each run a file beside it, named by method and seed (`c-FedAvg-seed0.ckpt`), so that methods and seeds may be added later.
     If a run fails, the attribute `finished` of the error, whatever raised it, is a Comparison of the runs that ended before.
+
+    `methods` has an Algorithm by the name that tables show. `options` are passed on to `train`.
+
+    >>> import equipoise as eq
+    >>> data = eq.data.label_shift(train_clients=5, validation_clients=0, test_clients=3, examples=20)
+    >>> methods = {"FedAvg": eq.Algorithm(), "tail": eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5))}
+    >>> made = eq.compare(methods, eq.models.Softmax(20, 10), data, rounds=2, clients_per_round=3, seeds=2)
+    >>> {name: len(runs) for name, runs in made.results.items()}
+    {'FedAvg': 2, 'tail': 2}
     """
     chosen = chosen_seeds(seeds)
     good = isinstance(methods, Mapping) and len(methods) > 0

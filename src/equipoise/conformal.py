@@ -34,6 +34,8 @@ def conformal_threshold(scores: Tensor, miss: float, clients: int = 1) -> float:
     A test point of client k, drawn with probability (n_k + 1)/(N + K) and exchangeable with that client's scores, is then
     covered with a probability of at least 1 − ζ, and below 1 − ζ + K/(N + K) for scores without ties.
 
+    `scores` (N,) are the scores of the true classes, larger where the model is less sure.
+
     Source: Lu et al. 2023 (arXiv 2305.17564). Some published code uses N + 1 in place of N + K.
 
     >>> conformal_threshold(torch.arange(1.0, 21.0), 0.1, clients=2), conformal_threshold(torch.arange(1.0, 21.0), 0.1)
@@ -53,7 +55,7 @@ class ConformalSets:
 
     miss: float
     per_client: bool
-    client: tuple[str, ...]
+    client: tuple[str, ...]  # (n,) the ids
     size: Tensor  # (n,) int64, test examples
     threshold: Tensor  # (n,) float64; infinite: every class is in the set
     coverage: Tensor  # (n,) float64
@@ -103,6 +105,8 @@ def threshold_by_sums(scores: Tensor, miss: float, clients: int, quantile: Quant
 
     `quantile` is a privacy.SecureHistogram, or a privacy.PrivateQuantile with its noise, whose bound is at least 1, as large as
     a score may be. Every score counts for itself: what the noise protects is one example, not all of a client's.
+
+    `scores` (N,) are those of `conformal_threshold`.
 
     >>> from equipoise.privacy import SecureHistogram
     >>> scores = torch.arange(0.05, 1.0, 0.1)  # 0.05, 0.15, …, 0.95: the 9th of 10 is 0.85
@@ -183,7 +187,17 @@ def conformal_sets(
 
 
 def conformal_columns(table: ClientTable, sets: ConformalSets) -> ClientTable:
-    """A table of clients with the columns `coverage` and `set_size` in its test rows; NaN elsewhere."""
+    """A table of clients with the columns `coverage` and `set_size` in its test rows; NaN elsewhere.
+
+    `table` is the table of clients of a run, `sets` are those of `conformal_sets`.
+
+    >>> import equipoise as eq
+    >>> data = eq.data.digits(clients=12, split_by="examples", validation=0.2)
+    >>> result = eq.train(eq.models.Softmax(64, 10), data, rounds=2, clients_per_round=3)
+    >>> table = conformal_columns(result.clients, conformal_sets(result.model, data))
+    >>> bool((table.where("test").metrics["set_size"] >= 0).all())
+    True
+    """
     columns = {}
     for name in (COVERAGE, SET_SIZE):
         known = {row["client"]: row[name] for row in sets}

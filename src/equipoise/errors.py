@@ -62,7 +62,11 @@ class InvalidParameter(EquipoiseError, ValueError):
 
 
 def shown(value: object) -> str:
-    """A value for a message: as Python shows it, long arrays by shape and type, long texts and lists by their beginning."""
+    """A value for a message: as Python shows it, long arrays by shape and type, long texts and lists by their beginning.
+
+    >>> shown([1, 2]), shown("a" * 500)[:6], shown(range(3))
+    ('[1, 2]', "'aaaaa", 'range(0, 3)')
+    """
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and math.prod(shape) > _FEW:
         return f"an array of shape {tuple(shape)} and type {getattr(value, 'dtype', type(value).__name__)}"
@@ -78,7 +82,12 @@ def _is_long(value: Any) -> bool:
 
 
 def brief(value: Any) -> str:
-    """A dataclass by its name and the fields that differ from their defaults; any other value as Python shows it."""
+    """A dataclass by its name and the fields that differ from their defaults; any other value as Python shows it.
+
+    >>> import equipoise as eq
+    >>> brief(eq.solvers.SGD(lr=0.05)), brief(3)
+    ('SGD(lr=0.05)', '3')
+    """
     if isinstance(value, type) or not is_dataclass(value):
         return repr(value)
     given = []
@@ -149,7 +158,15 @@ _TOLD: ContextVar[set[str] | None] = ContextVar("told", default=None)  # notices
 
 @contextmanager
 def each_notice_once() -> Iterator[None]:
-    """Inside, `notify` gives a notice once: several runs would say the same of the same data or model."""
+    """Inside, `notify` gives a notice once: several runs would say the same of the same data or model.
+
+    >>> with warnings.catch_warnings(record=True) as given, each_notice_once():
+    ...     warnings.simplefilter("always")
+    ...     notify("Slower."), notify("Slower.")
+    (None, None)
+    >>> len(given)
+    1
+    """
     token = _TOLD.set(set() if (told := _TOLD.get()) is None else told)
     try:
         yield
@@ -159,7 +176,11 @@ def each_notice_once() -> Iterator[None]:
 
 @contextmanager
 def without_notices() -> Iterator[None]:
-    """Inside, no notice is given, and none counts as given."""
+    """Inside, no notice is given, and none counts as given.
+
+    >>> with without_notices():
+    ...     notify("Nobody reads this.")
+    """
     token = _TOLD.set(set())
     try:
         with warnings.catch_warnings():
@@ -170,7 +191,16 @@ def without_notices() -> Iterator[None]:
 
 
 def notify(text: str) -> None:
-    """Give a notice that points at the line of the user: the nearest caller outside of this package."""
+    """Give a notice that points at the line of the user: the nearest caller outside of this package.
+
+    `text` is the notice, in whole sentences.
+
+    >>> with warnings.catch_warnings(record=True) as given:
+    ...     warnings.simplefilter("always")
+    ...     notify("The loop engine is used.")
+    >>> str(given[0].message)
+    'The loop engine is used.'
+    """
     if (told := _TOLD.get()) is not None:
         if text in told:
             return
@@ -182,23 +212,46 @@ def notify(text: str) -> None:
 
 
 def is_number(value: object) -> bool:
-    """Whether the value is a real number (NumPy's types too), and not a bool."""
+    """Whether the value is a real number (NumPy's types too), and not a bool.
+
+    >>> is_number(0.5), is_number(True), is_number("1")
+    (True, False, False)
+    """
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def is_integer(value: object) -> bool:
-    """Whether the value is an integer (NumPy's types too), and not a bool."""
+    """Whether the value is an integer (NumPy's types too), and not a bool.
+
+    >>> is_integer(3), is_integer(3.0), is_integer(True)
+    (True, False, False)
+    """
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def require(condition: bool, parameter: str, rule: str, value: object, fix: str = "") -> None:
-    """Raise InvalidParameter unless `condition` holds."""
+    """Raise InvalidParameter unless `condition` holds.
+
+    >>> require(True, "lr", "must be positive", 0.1)
+    >>> require(False, "lr", "must be positive", -1.0, "E.g. 0.1.")
+    Traceback (most recent call last):
+    equipoise.errors.InvalidParameter: lr must be positive, but is -1.0. E.g. 0.1. [EQ100]
+    """
     if not condition:
         raise InvalidParameter(parameter, rule, value, fix)
 
 
 def require_kind(parameter: str, kind: str, value: object) -> None:
-    """Raise InvalidParameter if the value is a part of the library of another kind; parts of the user's own may be of any."""
+    """Raise InvalidParameter if the value is a part of the library of another kind; parts of the user's own may be of any.
+
+    `kind` is the kind that is needed, such as "risk" or "solver".
+
+    >>> import equipoise as eq
+    >>> require_kind("risk", "risk", eq.risk.Mean())
+    >>> require_kind("risk", "risk", eq.aggregators.Median())  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    equipoise.errors.InvalidParameter: risk must be a risk, e.g. risk.Superquantile(tail=0.5), but is Median().
+    """
     if (wrong := text_of_wrong_kind(kind, value)) is not None:
         rule, fix = wrong
         raise InvalidParameter(parameter, rule, value, fix)
@@ -223,6 +276,13 @@ def require_number(parameter: str, value: Any, interval: str, fix: str = "", *, 
     """Raise InvalidParameter unless the value is a number in an interval such as "(0, 1]" or "[0, ∞)".
 
     `none` says what None stands for, where None is allowed.
+
+    `interval` is written as in mathematics: a bracket includes its end, a parenthesis does not.
+
+    >>> require_number("tail", 0.5, "(0, 1]")
+    >>> require_number("tail", 0.0, "(0, 1]")
+    Traceback (most recent call last):
+    equipoise.errors.InvalidParameter: tail must lie in (0, 1], but is 0.0. [EQ100]
     """
     if none and value is None:
         return
@@ -239,6 +299,11 @@ def require_integer(parameter: str, value: Any, least: int, most: int | None = N
     """Raise InvalidParameter unless the value is an integer of at least `least`, and of at most `most` if that is given.
 
     `none` says what None stands for, where None is allowed. Without `most`, integers of more than 64 bits are refused.
+
+    >>> require_integer("rounds", 3, 1)
+    >>> require_integer("rounds", 0, 1)
+    Traceback (most recent call last):
+    equipoise.errors.InvalidParameter: rounds must be a whole number of at least 1, but is 0. [EQ100]
     """
     if none and value is None:
         return
@@ -250,7 +315,13 @@ def require_integer(parameter: str, value: Any, least: int, most: int | None = N
 
 
 def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> str:
-    """The text for a name nobody knows: what it was, the nearest known one, and all that are allowed."""
+    """The text for a name nobody knows: what it was, the nearest known one, and all that are allowed.
+
+    `kind` says what the name is of, such as "model".
+
+    >>> unknown_name("model", "sofmax", ["softmax", "mlp"])
+    "Unknown model 'sofmax'. Did you mean 'softmax'? Allowed: mlp, softmax."
+    """
     allowed = sorted(allowed)
     hint = nearest_name(name, allowed)
     return f"Unknown {kind} {name!r}.{' ' * bool(hint)}{hint} Allowed: {', '.join(allowed)}."
@@ -267,7 +338,13 @@ def nearest_name(name: Any, allowed: Iterable[str]) -> str:
 
 
 def require_name(parameter: str, name: Any, allowed: Iterable[str]) -> None:
-    """Raise InvalidParameter unless the name is one of those allowed; the message names the nearest one."""
+    """Raise InvalidParameter unless the name is one of those allowed; the message names the nearest one.
+
+    >>> require_name("split", "test", ["test", "train"])
+    >>> require_name("split", "tset", ["test", "train"])
+    Traceback (most recent call last):
+    equipoise.errors.InvalidParameter: split must be one of test, train, but is 'tset'. Did you mean 'test'? [EQ100]
+    """
     names = list(allowed)
     known = isinstance(name, str) and name in names
     require(known, parameter, f"must be one of {', '.join(names)}", name, nearest_name(name, names))

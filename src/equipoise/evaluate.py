@@ -30,7 +30,16 @@ from equipoise.types import PrivacyTraits
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class EvaluatedModel(RunRecord):
-    """A model on the clients of some data: `clients` (one row each), `summary()` and `report(path)`."""
+    """A model on the clients of some data: `clients` (one row each), `summary()` and `report(path)`.
+
+    `evaluate` gives it. It is read like a `Result`, without a history of rounds.
+
+    >>> import equipoise as eq
+    >>> data = eq.data.digits(clients=12)
+    >>> found = eq.evaluate(eq.models.Softmax(64, 10), data, name="untrained")
+    >>> found.name, len(found.clients), found.rounds
+    ('untrained', 12, 0)
+    """
 
     def __repr__(self) -> str:
         return f"EvaluatedModel({self.name!r} on {self.data!r})\n{self.summary()}"
@@ -52,6 +61,12 @@ def evaluate(
     On the data of the run that trained the model, the table equals the run's own. `data` may be a ClientSet, whose clients are
     then the split "test". The options are those of `train`, with the same refusals. Nothing is trained, and the
     model is not changed. In the result `clients` is the table, `summary()` its figures and `report(path)` a page about it.
+
+    >>> import equipoise as eq
+    >>> data = eq.data.label_shift(train_clients=5, validation_clients=0, test_clients=3, examples=20)
+    >>> found = eq.evaluate(eq.models.Softmax(20, 10), data)
+    >>> len(found.clients), found.summary().error.clients
+    (8, 3)
     """
     began = time.perf_counter()
     refuse_swapped(model, data, "evaluate")

@@ -37,6 +37,16 @@ def dissimilarity_of(engine: Engine, params: Tensor, alpha: Tensor, data: Federa
     """The dissimilarity of all training clients at `params` (D,), with base weights `alpha` (n,).
 
     Where `data` are under attack, it is that of the benign clients.
+
+    `engine` is a started engine.
+
+    >>> import equipoise as eq
+    >>> from equipoise.core.task import Task
+    >>> data = eq.data.gaussian_means([(0.0, 0.0), (2.0, 0.0)], examples=4, exact=True)
+    >>> engine = eq.engines.Loop().start(Task.of(eq.models.MeanEstimator(2)), data)
+    >>> found = dissimilarity_of(engine, torch.zeros(2), torch.tensor([0.5, 0.5]))  # gradients 0 and (−4, 0)
+    >>> round(found.variance, 4), round(found.ratio, 4)
+    (4.0, 1.4142)
     """
     cohort = _everyone(alpha)
     if data is not None and data.malicious:
@@ -74,7 +84,19 @@ def inexactness(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalSol
 
     h_k(w) = F_k(w) + (μ/2)‖w − w^t‖² with the solver's proximal μ, w_k the client's model after its local work from `params`.
     It is about what clients compute, malicious ones included, and not about what these send.
+
+    `engine` is a started engine, and `cohort` says which clients work.
+
     Source: Li 2023 (thesis), Definition 6.
+
+    >>> import equipoise as eq
+    >>> from equipoise.core.task import Task
+    >>> data = eq.data.gaussian_means([(0.0, 0.0), (2.0, 0.0)], examples=4, exact=True)
+    >>> engine = eq.engines.Loop().start(Task.of(eq.models.MeanEstimator(2)), data)
+    >>> half = torch.tensor([0.5, 0.5])
+    >>> cohort = eq.types.Cohort(0, 0, torch.arange(2), half, torch.ones(2))
+    >>> inexactness(engine, torch.ones(2), cohort, eq.solvers.SGD(lr=0.25, steps=1, batch_size=None))  # half of the way
+    tensor([0.5000, 0.5000], dtype=torch.float64)
     """
     rule, fix = "must be one whose work does not change from round to round", "Give the solver that it wraps."
     require(is_part(solver, "local_steps"), "solver", rule, solver, fix)
@@ -95,6 +117,12 @@ class Heterogeneity(Observer):
     """Measures the dissimilarity at every evaluation of a run (train(…, evaluate_every=…)) and keeps it by round.
 
     It costs a pass with gradients over all training clients each time. With an averaged iterate it is measured there.
+
+    >>> import equipoise as eq
+    >>> data, watch = eq.data.gaussian_means([(0.0, 0.0), (2.0, 0.0)], examples=4, exact=True), Heterogeneity()
+    >>> _ = eq.train(eq.models.MeanEstimator(2), data, rounds=2, clients_per_round=2, evaluate_every=1, observers=[watch])
+    >>> sorted(watch.rounds)
+    [1, 2]
     """
 
     def __init__(self) -> None:

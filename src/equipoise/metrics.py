@@ -60,18 +60,30 @@ def _weights(values: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def mean(values: Tensor, weights: Tensor | None = None) -> float:
-    """The weighted mean."""
+    """The weighted mean Σ w_i v_i, with weights w that are scaled to sum to 1.
+
+    >>> mean(torch.tensor([1.0, 4.0])), mean(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 1.0]))
+    (2.5, 2.0)
+    """
     return float(_weights(values, weights) @ values.double())
 
 
 def standard_deviation(values: Tensor, weights: Tensor | None = None) -> float:
-    """The population standard deviation over clients (divided by n, as the fairness papers do)."""
+    """The population standard deviation √(Σ w_i (v_i − mean)²) over clients: divided by n, as the fairness papers do.
+
+    The weights w are scaled to sum to 1; they are 1/n if none are given.
+
+    >>> standard_deviation(torch.tensor([1.0, 3.0]))
+    1.0
+    """
     w = _weights(values, weights)
     return math.sqrt(float(w @ (values.double() - w @ values.double()).square()))
 
 
 def percentile(values: Tensor, percent: float, weights: Tensor | None = None) -> float:
     """The p-th percentile over clients, 0 ≤ p ≤ 100.
+
+    It is the smallest value with at least p % of the weight at or below it. No mean of neighbours is taken.
 
     >>> percentile(torch.arange(1.0, 11.0), 90)
     9.0
@@ -82,6 +94,11 @@ def percentile(values: Tensor, percent: float, weights: Tensor | None = None) ->
 
 def worst(values: Tensor, share: float, weights: Tensor | None = None) -> float:
     """The mean of the largest `share` of the values (their superquantile); with errors or losses these are the worst clients.
+
+    A client at the border counts in part, so that exactly the share `share` of the weight counts. It is the measure that
+    `risk.Superquantile` minimises: the maximum of Σ λ_i v_i over λ ≥ 0 with Σ λ_i = 1 and λ_i ≤ w_i / share.
+
+    Source: Pillutla et al. 2023, (5)–(7).
 
     >>> worst(torch.arange(1.0, 11.0), 0.2)
     9.5
@@ -98,14 +115,25 @@ def worst(values: Tensor, share: float, weights: Tensor | None = None) -> float:
 
 
 def best(values: Tensor, share: float, weights: Tensor | None = None) -> float:
-    """The mean of the smallest `share` of the values."""
+    """The mean of the smallest `share` of the values.
+
+    It is −worst(−values, share): a client at the border counts in part.
+
+    >>> best(torch.arange(1.0, 11.0), 0.2)
+    1.5
+    """
     return -worst(-values.double(), share, weights)
 
 
 def angle(values: Tensor) -> float:
     """The angle in degrees between the vector of values and the all-ones vector; 0 when all clients fare alike.
 
+    It is arccos(Σ_i v_i / (√n ‖v‖)).
+
     Source: Li 2023 (thesis), section 4.4, Definition 9.
+
+    >>> round(angle(torch.tensor([1.0, 1.0])), 4), round(angle(torch.tensor([1.0, 0.0])), 4)
+    (0.0, 45.0)
     """
     v = values.double()
     norm = float(v.norm())
@@ -117,7 +145,12 @@ def angle(values: Tensor) -> float:
 def entropy(values: Tensor) -> float:
     """The entropy of the values ≥ 0 normalised to sum to 1 (natural logarithm); log n when all are equal.
 
+    With a_i = v_i / Σ_j v_j it is −Σ_i a_i log a_i.
+
     Source: Li 2023 (thesis), section 4.4, Definition 10.
+
+    >>> round(entropy(torch.ones(4)), 4), abs(entropy(torch.tensor([1.0, 0.0])))  # log 4 is 1.3863
+    (1.3863, 0.0)
     """
     require(bool((values >= 0).all()), "values", "must be ≥ 0 for an entropy", float(values.min()))
     total = float(values.double().sum())
@@ -128,12 +161,20 @@ def entropy(values: Tensor) -> float:
 
 
 def kl_to_uniform(values: Tensor) -> float:
-    """KL(a ‖ uniform) of the values normalised to sum to 1: log n − entropy; 0 when all clients fare alike."""
+    """KL(a ‖ uniform) of the values normalised to sum to 1: log n − entropy; 0 when all clients fare alike.
+
+    With a_i = v_i / Σ_j v_j it is Σ_i a_i log(n a_i).
+
+    >>> round(kl_to_uniform(torch.ones(4)), 6), round(kl_to_uniform(torch.tensor([1.0, 0.0])), 4)  # log 2
+    (0.0, 0.6931)
+    """
     return max(0.0, math.log(len(values)) - entropy(values))
 
 
 def gini(values: Tensor) -> float:
     """The Gini coefficient Σ_ij |v_i − v_j| / (2 n² mean) of values ≥ 0: 0 when equal, towards 1 when one has all.
+
+    n is the number of clients. The sum is found from ranks, in n log n steps.
 
     >>> gini(torch.tensor([0.0, 0.0, 0.0, 1.0]))
     0.75
@@ -148,7 +189,14 @@ def gini(values: Tensor) -> float:
 
 
 def rank_correlation(values: Tensor, sizes: Tensor) -> float:
-    """Spearman's rank correlation of values with data sizes: negative when small clients fare worse."""
+    """Spearman's rank correlation of values with data sizes: negative when small clients fare worse.
+
+    It is the correlation of the ranks; equal values share the mean of their ranks. It is 0 where all values or all sizes
+    are equal.
+
+    >>> round(rank_correlation(torch.tensor([0.5, 0.3, 0.1]), torch.tensor([10, 20, 30])), 6)  # small clients fare worse
+    -1.0
+    """
     a, b = _ranks(values.double()), _ranks(sizes.double())
     a, b = a - a.mean(), b - b.mean()
     scale = float(a.norm() * b.norm())
@@ -188,6 +236,10 @@ def mean_interval(values: Tensor, weights: Tensor | None = None) -> Interval:
     """The normal interval of the mean over all clients, from a random sample of more than one.
 
     With weights w_i that sum to 1 the variance of the mean is n / (n − 1) · Σ w_i² (v_i − mean)².
+
+    >>> found = mean_interval(torch.tensor([0.1, 0.2, 0.3]))
+    >>> round(found.low, 4), round(found.high, 4)
+    (0.0868, 0.3132)
     """
     w, n = _weights(values, weights), len(values)
     centre = float(w @ values.double())
@@ -227,6 +279,8 @@ def share_interval(hits: float, count: int, confidence: float = _CONFIDENCE) -> 
     """The interval of Clopper and Pearson of a share, e.g. of a client's error on `count` examples, `hits` of them wrong.
 
     It says where the error on further examples of the same client lies. `hits` may be a mean over seeds on the same examples.
+
+    `confidence` is the probability with which the interval holds the true share, at least.
 
     >>> found = share_interval(0, 10)
     >>> found.low, round(found.high, 6)
@@ -288,22 +342,22 @@ class Summary:
     mirror image at the low end, where `worst_10` and `worst_5` are then, too. `missing` clients have no value of a metric.
     """
 
-    clients: int
-    mean: float
-    mean_by_example: float
-    standard_deviation: float
-    variance: float
-    percentiles: dict[int, float]
-    worst_10: float
-    worst_5: float
-    best_10: float
-    best_5: float
+    clients: int  # how many have a value
+    mean: float  # over clients, under the weights
+    mean_by_example: float  # weighted by the number of examples
+    standard_deviation: float  # over clients, divided by n
+    variance: float  # its square
+    percentiles: dict[int, float]  # p → the p-th percentile over clients
+    worst_10: float  # mean of the worst 10 % of the clients
+    worst_5: float  # of the worst 5 %
+    best_10: float  # mean of the best 10 % of the clients
+    best_5: float  # of the best 5 %
     angle: float
     kl_to_uniform: float
-    gini: float
-    size_correlation: float
+    gini: float  # Gini coefficient: 0 when equal, towards 1 when one client has all
+    size_correlation: float  # Spearman's rank correlation with the number of examples
     accuracy_angle: float = math.nan  # of 1 − error, as the fairness papers print it; NaN for losses
-    accuracy_kl_to_uniform: float = math.nan
+    accuracy_kl_to_uniform: float = math.nan  # KL divergence of 1 − error to uniform; NaN for losses
     tail_90: float = math.nan
     higher_is_better: bool = False
     missing: int = 0
@@ -318,6 +372,10 @@ def summarise(values: Tensor, sizes: Tensor, weights: Tensor | None = None) -> S
 
     The papers weigh training losses by data size and leave test errors unweighted. Angle, KL and Gini are of the values as
     they are and take no weights; `mean_by_example` weighs by size.
+
+    >>> found = summarise(torch.tensor([0.1, 0.2, 0.3, 0.8]), torch.tensor([40, 30, 20, 10]))
+    >>> round(found.mean, 4), round(found.mean_by_example, 4), round(found.percentiles[90], 4), round(found.worst_10, 4)
+    (0.35, 0.24, 0.8, 0.8)
     """
     w = _weights(values, weights)
     deviation = standard_deviation(values, w)
@@ -346,6 +404,8 @@ def summarise(values: Tensor, sizes: Tensor, weights: Tensor | None = None) -> S
 
 def summarise_metric(values: Tensor, sizes: Tensor, weights: Tensor | None = None, *, higher_is_better: bool = True) -> Summary:
     """The summary of a metric over the clients that have a value; those with NaN are counted as missing, never averaged.
+
+    If more is better, the tail figures (`tail_90`, `worst_10`, `worst_5`) are those of the low end.
 
     >>> found = summarise_metric(torch.tensor([0.25, 0.9, math.nan, 0.8]), torch.ones(4))
     >>> found.clients, found.missing, found.worst_10

@@ -30,7 +30,11 @@ BINS = 20  # of the histogram of errors at each evaluation
 
 @dataclass(frozen=True)
 class Run:
-    """What observers are told at the start."""
+    """What observers are told at the start.
+
+    >>> Run("FedAvg", rounds=100, seed=0)
+    Run(name='FedAvg', rounds=100, seed=0, first_round=0, shares_rounds=False)
+    """
 
     name: str  # of the run
     rounds: int  # that it is to have
@@ -43,7 +47,10 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """All clients after `round` rounds, at the parameters `params` that the run reports."""
+    """All clients after `round` rounds, at the parameters `params` that the run reports.
+
+    `on_evaluation` of an observer gets it, and `history.evaluations` of a result keeps it.
+    """
 
     round: int  # rounds that were finished
     clients: ClientTable  # one row per client and split
@@ -88,6 +95,11 @@ def error_histogram(clients: ClientTable) -> dict[str, Any] | None:
     """How many clients of the split that is judged have an error in each of 20 equal bins from "low" to "high".
 
     Errors within [0, 1] are counted from 0 to 1, others over their range; None if no error is finite, or only means are known.
+
+    >>> import equipoise as eq
+    >>> found = error_histogram(eq.evaluate(eq.models.Softmax(64, 10), eq.data.digits(clients=12)).clients)
+    >>> found["split"], found["low"], found["high"], sum(found["counts"])
+    ('test', 0.0, 1.0, 4)
     """
     split = next(name for name in ("test", "validation", "train") if name in clients.split)
     if clients.where(split).clients_in_mean is not None:
@@ -131,6 +143,14 @@ class JsonLines(Observer):
 
     The file is begun anew by the first run of this observer; further runs of it, as in `compare`, are added. Where runs share
     their rounds, as in `train_many`, a line says in "run" whose it is.
+
+    >>> import tempfile
+    >>> import equipoise as eq
+    >>> path = Path(tempfile.mkdtemp()) / "run.jsonl"
+    >>> data = eq.data.digits(clients=12)
+    >>> _ = eq.train(eq.models.Softmax(64, 10), data, rounds=2, clients_per_round=3, observers=[JsonLines(path)])
+    >>> [json.loads(line)["event"] for line in path.read_text().splitlines()]
+    ['start', 'round', 'round', 'evaluation']
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -188,7 +208,15 @@ class JsonLines(Observer):
 
 
 def history_lines(history: History, run: str | None = None) -> list[str]:
-    """A history as lines of a log, in the order of rounds; `run` is the name of the run, where lines say whose they are."""
+    """A history as lines of a log, in the order of rounds; `run` is the name of the run, where lines say whose they are.
+
+    `history` is that of a result: `result.history`.
+
+    >>> import equipoise as eq
+    >>> result = eq.train(eq.models.Softmax(64, 10), eq.data.digits(clients=12), rounds=2, clients_per_round=3)
+    >>> [json.loads(line)["event"] for line in history_lines(result.history)]
+    ['round', 'round', 'evaluation']
+    """
     events = [(r.round + 1, 0, _record(r, run)) for r in history.rounds]
     events += [(p.round, 1, _record(p, run)) for p in history.points]
     return [_line(record) for _, _, record in sorted(events, key=lambda event: event[:2])]
@@ -213,7 +241,15 @@ def _finite(value: Any) -> Any:
 
 
 class Progress(Observer):
-    """A progress bar with round, loss, tail loss, clients trained and time left (rich); a line for each run at hand."""
+    """A progress bar with round, loss, tail loss, clients trained and time left (rich); a line for each run at hand.
+
+    `console` is the rich Console that shows it (None: a new one).
+
+    >>> import equipoise as eq
+    >>> from rich.console import Console
+    >>> bar = Progress(Console(quiet=True))
+    >>> _ = eq.train(eq.models.Softmax(64, 10), eq.data.digits(clients=12), rounds=1, clients_per_round=3, observers=[bar])
+    """
 
     def __init__(self, console: Any = None) -> None:
         self._console = console
@@ -269,17 +305,36 @@ class Progress(Observer):
 
 
 def entry_of(run: str, entries: Mapping[str, T]) -> T | None:
-    """What an observer keeps for a run: the entry of that name, or the only one there is."""
+    """What an observer keeps for a run: the entry of that name, or the only one there is.
+
+    `run` is the name of the run, `entries` what is kept by name.
+
+    >>> entry_of("tail", {"FedAvg": 1, "tail": 2}), entry_of("tail", {"run": 1}), entry_of("tail", {})
+    (2, 1, None)
+    """
     return entries.get(run, next(iter(entries.values())) if len(entries) == 1 else None)
 
 
 def hears_something(member: object) -> bool:
-    """Whether a value is an object, and no class, with at least one method of an observer."""
+    """Whether a value is an object, and no class, with at least one method of an observer.
+
+    `member` is the value.
+
+    >>> hears_something(History()), hears_something(History), hears_something(3)
+    (True, False, False)
+    """
     return any(is_part(member, name) for name in vars(Observer) if name.startswith("on_"))
 
 
 class Observers:
-    """Several observers as one; an error in any stops the run with its name. A method that an observer lacks is skipped."""
+    """Several observers as one; an error in any stops the run with its name. A method that an observer lacks is skipped.
+
+    `members` are told in their order.
+
+    >>> from equipoise.observers import Run
+    >>> histories = History(), History()
+    >>> Observers(histories).tell("on_start", Run("run", rounds=1, seed=0))
+    """
 
     def __init__(self, members: Sequence[Observer]) -> None:
         self._members = tuple(members)
@@ -310,5 +365,9 @@ class Observers:
 
 
 def show_progress(progress: bool | None) -> bool:
-    """Whether to draw a bar: as asked, else only where a person watches a terminal and rich is installed."""
+    """Whether to draw a bar: as asked, else only where a person watches a terminal and rich is installed.
+
+    >>> show_progress(True), show_progress(False)
+    (True, False)
+    """
     return progress if progress is not None else sys.stdout.isatty() and find_spec("rich") is not None

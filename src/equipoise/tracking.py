@@ -25,13 +25,29 @@ BATCH = 1000  # metrics that MLflow takes at once
 
 
 def round_numbers(report: RoundReport) -> dict[str, float]:
-    """What is logged of a round."""
+    """What is logged of a round.
+
+    `report` is what an observer gets in `on_round`.
+
+    >>> import equipoise as eq
+    >>> result = eq.train(eq.models.Softmax(64, 10), eq.data.digits(clients=12), rounds=1, clients_per_round=3)
+    >>> sorted(round_numbers(result.history.rounds[0]))
+    ['round/clients_trained', 'round/loss', 'round/tail_loss']
+    """
     numbers = {"loss": report.loss, "tail_loss": report.tail_loss, "risk": report.risk, "clients_trained": report.trained}
     return {f"round/{name}": value for name, value in numbers.items() if value is not None and math.isfinite(value)}
 
 
 def evaluation_numbers(evaluation: Evaluation) -> dict[str, float]:
-    """What is logged of an evaluation: mean loss, mean error and the error's 90th percentile, per split."""
+    """What is logged of an evaluation: mean loss, mean error and the error's 90th percentile, per split.
+
+    `evaluation` is what an observer gets in `on_evaluation`.
+
+    >>> import equipoise as eq
+    >>> result = eq.train(eq.models.Softmax(64, 10), eq.data.digits(clients=12), rounds=1, clients_per_round=3)
+    >>> [name for name in sorted(evaluation_numbers(result.history.evaluations[0])) if name.startswith("test/")]
+    ['test/error', 'test/error_90', 'test/loss']
+    """
     return {
         f"{split}/{name}": value
         for split, numbers in EvaluationPoint.of(evaluation).splits.items()
@@ -41,7 +57,14 @@ def evaluation_numbers(evaluation: Evaluation) -> dict[str, float]:
 
 
 def method_of(run: Run) -> str:
-    """The run's name without its seed, which is logged beside it."""
+    """The run's name without its seed, which is logged beside it.
+
+    `run` is what an observer gets in `on_start`.
+
+    >>> from equipoise.observers import Run
+    >>> method_of(Run("tail, seed 3", rounds=10, seed=3))
+    'tail'
+    """
     return run.name.removesuffix(f", seed {run.seed}")
 
 
@@ -92,6 +115,8 @@ class MLflow(Observer):
     `tracking_uri` is a server or a database (`http://…`, `sqlite:///mlflow.db`); without it MLflow's own setting. The run
     is closed at the end, as FAILED if training did not finish. A run that resumes from a checkpoint is a new run in MLflow,
     whose parameter first_round says where it begins. No global state of MLflow is changed.
+
+    `experiment` is the name of the experiment; it is made if it is not there.
     """
 
     def __init__(self, experiment: str = "equipoise", *, tracking_uri: str | None = None) -> None:
@@ -174,6 +199,8 @@ class WandB(Observer):
 
     A run that resumes from a checkpoint is a new run there, with the remaining rounds. Only numbers, the name, the seed and
     the rounds are sent: no code, no system figures, no output of the terminal.
+
+    `project` is the name of the project.
     """
 
     def __init__(self, project: str = "equipoise", *, folder: str | Path | None = None, offline: bool = False) -> None:

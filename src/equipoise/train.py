@@ -72,6 +72,13 @@ def train(
     which Ctrl-C is pressed. If the file exists, the run continues from it, and ends with the model of an uninterrupted run,
     bit for bit. `ledger` names the file that every private release is written to before it is made (None: beside the
     checkpoint, or in memory); runs on the same data may share one, and `equipoise privacy ledger` adds them up.
+
+    >>> import equipoise as eq
+    >>> data = eq.data.label_shift(train_clients=5, validation_clients=0, test_clients=3, examples=20)
+    >>> algorithm = eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5))
+    >>> result = eq.train(eq.models.Softmax(20, 10), data, algorithm, rounds=2, clients_per_round=3)
+    >>> result.rounds, len(result.clients), result.judged_on
+    (2, 8, 'test')
     """
     watch = Watching(evaluate_every, observers, progress, checkpoint, ledger)
     try:

@@ -13,6 +13,7 @@ import api_pages  # noqa: E402
 import catalogue_page  # noqa: E402
 import configuration_page  # noqa: E402
 import docstrings  # noqa: E402
+import parameters  # noqa: E402
 
 import equipoise.types  # noqa: E402
 
@@ -69,3 +70,26 @@ def test_the_reference_of_configuration_files_says_which_way_a_metric_is_better(
     page = " ".join(configuration_page.page().split())
     assert "Of a plain function more is better." in page
     assert "`equipoise.metrics.Metric(function, higher_is_better=False)`" in page
+
+
+def with_comments(
+    first: int,  # behind it
+    # above it
+    second: int = 0,
+    third: int = 0,
+):
+    """A function for the tests, which explains `third`."""
+
+
+def test_comments_at_parameters_are_their_descriptions():
+    assert parameters.descriptions("tests.with_comments", with_comments) == {
+        "first": "behind it",
+        "second": "above it",
+        "third": "",
+    }
+    assert [parameters.mentioned("sets `lr=0.1`, and a `b` too, not seed", name) for name in ("lr", "b", "and", "seed")] == [
+        True,
+        True,
+        False,
+        False,
+    ]

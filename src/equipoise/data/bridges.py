@@ -31,6 +31,8 @@ def from_hugging_face(
     become `Ragged` (padded with `pad`, targets with −100); an `attention_mask` column beside them is left out, because
     Equipoise makes its own mask. Images become (channels, height, width) of uint8: give `scale=1/255`. A `ClassLabel` says
     how many classes there are. Other options as in `from_arrays`.
+
+    `dataset` is the Dataset, the dict of splits, or the dict of Datasets by client id.
     """
     parts = dict(dataset) if isinstance(dataset, Mapping) else {"the dataset": dataset}
     asked = options.get("classes", 0)
@@ -81,6 +83,8 @@ def from_partitions(partitions: Any, *, x: Columns, y: Columns, split: str = "tr
     """The partitions of a `flwr_datasets` partitioner, or of a FederatedDataset's split, as clients "0", "1", …
 
     Partitions by natural ids keep these ids. Columns and options as in `from_hugging_face`.
+
+    `partitions` is the partitioner or the FederatedDataset; of the latter `split` names the split.
     """
     partitioner = partitions
     if is_part(partitions, "partitioners"):

@@ -32,6 +32,11 @@ class ClientSet:
     model is called as model(x), model(*x) or model(**x). `scale` says that `x` holds raw numbers (such as uint8 pixels) and
     that a model sees x · scale + shift; the conversion happens when a batch is gathered, so that the data stay small in
     memory. Without it integers are tokens (int64). Of a tuple or dict, `scale` and `shift` are a tuple or dict, too.
+
+    >>> import torch
+    >>> clients = ClientSet(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]), torch.tensor([0, 3, 4]), ["a", "b"])
+    >>> clients, clients.sizes
+    (ClientSet(2 clients, 4 examples of shape (2,)), tensor([3, 1]))
     """
 
     x: Any  # (N, …), or a tuple or dict of leaves

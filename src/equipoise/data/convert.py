@@ -50,6 +50,8 @@ def from_arrays(
     client's examples. Raw pixels: give `scale=1/255`, and they stay uint8 in memory. `classes` is needed only where the
     targets do not show all of them.
 
+    `client` names the client of each row: numbers or texts, (N,).
+
     >>> from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], ["a", "a", "b", "b"], test=0.5)
     FederatedData('arrays', train: 1 client / 2 examples, test: 1 client / 2 examples)
     """
@@ -200,6 +202,13 @@ def from_datasets(datasets: Mapping[str, Any], *, each_visit: bool = False, **op
 
     A dataset that augments its examples at random is refused, since reading it once would freeze them. With `each_visit=True`
     inputs are read again whenever a batch holds them, which only the loop engine does: train(…, engine="loop").
+
+    `datasets` has a torch Dataset by client id.
+
+    >>> from torch.utils.data import TensorDataset
+    >>> ones = TensorDataset(torch.ones(4, 2), torch.tensor([0, 1, 0, 1]))
+    >>> from_datasets({"a": ones, "b": ones}, test=0.5)
+    FederatedData('clients', train: 1 client / 4 examples, test: 1 client / 4 examples)
     """
     require(isinstance(datasets, Mapping), "datasets", "must map client ids to Datasets", type(datasets).__name__)
     pairs = {}

@@ -35,6 +35,11 @@ class FederatedData:
     There are two kinds of split: *by client* (`test` holds other clients, unseen in training) and *inside clients* (`test`
     holds further examples of the training clients). The column `seen` of a result says which. Integer targets are classes;
     places of the class `ignore_index` count neither in losses nor in errors. `schema` says how a table became these inputs.
+
+    >>> import torch
+    >>> ids, y = ["a", "b"], torch.tensor([0, 1, 0, 1])
+    >>> FederatedData(ClientSet(torch.zeros(4, 2), y, torch.tensor([0, 3, 4]), ids))
+    FederatedData('data', train: 2 clients / 4 examples)
     """
 
     train: ClientSet

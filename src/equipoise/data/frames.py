@@ -85,6 +85,8 @@ def from_frame(
     rows, columns that name the client, rows that are there several times, names that look alike, categories that training did
     not have, clients without an example to test or validate on.
 
+    `frame` is the table, or a dict of columns.
+
     >>> frame = {"who": ["a", "a", "b", "b"], "age": [30, None, 50, 60], "ill": ["no", "yes", "no", "yes"]}
     >>> data = from_frame(frame, client="who", target="ill", test=0.5)
     >>> data
@@ -163,6 +165,8 @@ def csv(
     a file in which some columns have a comma and others a point. Cells with a comma are quoted if that is the delimiter.
     Dates are written as 2026-11-16, or as `date_format` says ("%d.%m.%Y" for 16.11.2026). The name of the data is that of the
     file, unless given.
+
+    `delimiter` is what stands between cells.
 
     Source: your own file.
     """

@@ -124,6 +124,8 @@ def shakespeare(
 ) -> FederatedData:
     """Next-character prediction by speaking role, from shakespeare_roles.json.gz: windows of `length` characters, and the next.
 
+    Only roles with at least `min_examples` windows are clients.
+
     A client is a role of a play, its text all it says, lines joined by newlines; a window begins at every `step`-th character.
     The default alphabet gives the 53 classes of the paper, "a–z, A–Z, other": blanks, newlines and punctuation are one class,
     about a quarter of all characters. `alphabet_name="leaf"` keeps them apart (LEAF's 80 characters, and other).

@@ -52,8 +52,8 @@ class Schema:
     column that named the client of each row, which is no input; empty if none is known.
     """
 
-    columns: tuple[ColumnRule, ...]
-    target: TargetRule
+    columns: tuple[ColumnRule, ...]  # one for each column of the table but the target, in order
+    target: TargetRule  # the column to predict, and how it is read
     reading: tuple[tuple[str, Reading], ...] = field(default=(), compare=False, metadata=NO_PART_OF_FINGERPRINT)
     zeros_as_text: bool = field(default=False, compare=False, metadata=NO_PART_OF_FINGERPRINT)
     client: str = field(default="", compare=False, metadata=NO_PART_OF_FINGERPRINT)

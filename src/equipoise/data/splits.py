@@ -53,6 +53,12 @@ def split_clients(
 
     Source: Pillutla, Laguel, Malick, Harchaoui, Federated Learning with Superquantile Aggregation for Heterogeneous Data
     (train and test clients disjoint, half and half).
+
+    >>> import torch
+    >>> from equipoise.data import to_clients
+    >>> clients = to_clients(torch.zeros(20, 2), torch.zeros(20), torch.arange(20).split(5))
+    >>> split_clients(clients, test=0.5)
+    FederatedData('data', train: 2 clients / 10 examples, test: 2 clients / 10 examples)
     """
     train, validated, tested = draw_clients(clients, validation=validation, test=test, seed=seed)
     choose = clients.take if clients.store is None else clients.select
@@ -101,6 +107,12 @@ def split_examples(
 
     Fractions are rounded half up. Every client keeps at least one training example; one too small to spare an example for
     test or validation is absent there. Source: Tian Li, thesis, section 4.6.2 (80/10/10 on each device).
+
+    >>> import torch
+    >>> from equipoise.data import to_clients
+    >>> clients = to_clients(torch.zeros(20, 2), torch.zeros(20), torch.arange(20).split(5))
+    >>> split_examples(clients, test=0.2)
+    FederatedData('data', train: 4 clients / 16 examples, test: 4 clients / 4 examples)
     """
     _check(validation, test)
     chosen: dict[str, list[Tensor]] = {"train": [], "validation": [], "test": []}

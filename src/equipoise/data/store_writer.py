@@ -65,6 +65,11 @@ def write_store(
     whose splits are kept. Values, ids and shapes are checked client by client. If a call was interrupted, the same call
     with the same clients continues where it stopped, and ends with the same bytes. `append=True` adds clients to a store.
     `scale`, `shift` and `classes` are those of `from_arrays`.
+
+    >>> import tempfile
+    >>> folder = write_store([("a", [[0.0], [1.0]], [0, 1]), ("b", [[2.0]], [1])], Path(tempfile.mkdtemp()) / "store")
+    >>> folder.name
+    'store'
     """
     require_integer("classes", classes, 0)
     called, schema = name or _name(clients) or Path(path).stem, None

@@ -68,6 +68,10 @@ def write_table_store(
     clients. Tables of at most `memory` bytes are read whole. Larger ones are read in pieces, one column at a time to fit
     the schema; the rows of each client must then be contiguous, as in a table that is sorted by client, or a Parquet folder
     with a folder client=… for each. CSV files are read once for each column, so Parquet takes less time.
+
+    `source` is the file or folder that is read, `path` the folder that is written. Of `from_frame` are `schema`, `columns`,
+    `kinds`, `one_hot`, `target_kind` and `classes`; of `csv` are `delimiter`, `decimal`, `encoding`, `missing`, `thousands`
+    and `date_format`.
     """
     called = name or Path(source).name.partition(".")[0]
     parquet = Path(source).suffix == ".parquet" or (Path(source).is_dir() and any(Path(source).rglob("*.parquet")))

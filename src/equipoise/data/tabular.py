@@ -21,7 +21,7 @@ class Table:
 
     x: Tensor
     y: Tensor
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the F inputs
     group: Tensor | None = None
     is_test: Tensor | None = None
 

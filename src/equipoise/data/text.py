@@ -60,7 +60,14 @@ def words(text: str) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """A table of word vectors. Row 0 is padding and row 1 the unknown word, both zero; `vocabulary[i]` is the word of row i."""
+    """A table of word vectors. Row 0 is padding and row 1 the unknown word, both zero; `vocabulary[i]` is the word of row i.
+
+    It makes inputs of texts: `tokens(text, length)` gives rows, `mean(text)` the average vector. See `glove`.
+
+    >>> vectors = WordVectors(("", "?", "good", "bad"), torch.eye(4)[:, 2:])
+    >>> vectors.tokens("A good film", 4), vectors.mean("good, not bad")
+    (tensor([0, 1, 2, 1], dtype=torch.int32), tensor([0.5000, 0.5000]))
+    """
 
     vocabulary: tuple[str, ...]
     vectors: Tensor  # (V, d) float32
@@ -117,6 +124,12 @@ def from_texts(
     `features="tokens"` gives the first `length` words as rows of `vectors`, for a model that embeds; "mean" the average
     vector, for a linear model (both as in Laguel, Pillutla, Malick, Harchaoui, Device Heterogeneity in Federated
     Learning: A Superquantile Approach, App. C.1.2).
+
+    `records` are the triples.
+
+    >>> vectors = WordVectors(("", "?", "good", "bad"), torch.eye(4)[:, 2:])  # rows 0 and 1 are zero
+    >>> from_texts([("ann", "A good film.", 1), ("bob", "Bad!", 0)], vectors, length=3)
+    ClientSet(2 clients, 2 examples of shape (3,))
     """
     require(features in ("tokens", "mean"), "features", 'must be "tokens" or "mean"', features)
     require(length >= 1, "length", "must be at least 1", length)

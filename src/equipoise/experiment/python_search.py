@@ -51,12 +51,19 @@ class Tuning:
     """A search that has ended: the `best` algorithm, its `values`, and all `trials`, best first. `summary()` is the table.
 
     `tune` gives it. Source: ours.
+
+    >>> import equipoise as eq
+    >>> data = eq.data.label_shift(train_clients=5, validation_clients=3, test_clients=2, examples=20)
+    >>> tuned = eq.tune(lambda lr: eq.Algorithm(solver=eq.solvers.SGD(lr=lr)), {"lr": [0.001, 0.1]},
+    ...                 eq.models.Softmax(20, 10), data, rounds=5, clients_per_round=3)
+    >>> len(tuned.trials), tuned.criterion, tuned.seeds, tuned.values == dict(tuned.trials[0].values)
+    (2, 'validation_90', 1, True)
     """
 
     best: Algorithm
     trials: tuple[TrialResult, ...]  # best first, failed ones last
     criterion: Criterion  # "validation_90" or "train_loss"
-    seeds: int
+    seeds: int  # how many seeds each trial has
     privacy: str = ""  # what the private runs of the search cost together; empty without differential privacy
     at_least: int = 0  # examples of the validation clients that count
     small_clients: str = ""  # on few validation clients, or few examples of theirs, under the best trial; else empty
@@ -219,6 +226,8 @@ def tune(
 
     `folder` keeps a checkpoint of each run, and Optuna's study. The same call continues the search. `model`, `data` and the
     other options are those of `train`. Source: ours.
+
+    `options` are passed on to `train`.
 
     >>> import equipoise as eq
     >>> data = eq.data.label_shift(train_clients=8, validation_clients=4, test_clients=3, examples=20)

@@ -79,6 +79,8 @@ def read_personal_models(folder: str | Path, model: nn.Module | None = None) -> 
     The folder holds numbers and no code. A `models.Tabular` is made from the run's schema. For another model give `model`,
     made in the same way as for training. A folder that lacks own models, is damaged or does not fit the model is refused.
 
+    `folder` is the folder of the run.
+
     >>> import tempfile, equipoise as eq
     >>> data = eq.data.digits(clients=5, split_by="examples", test=0.2)
     >>> net, ditto = eq.models.Softmax(data.features, data.classes), eq.Algorithm(personal=eq.personal.Ditto())

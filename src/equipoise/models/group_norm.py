@@ -24,6 +24,12 @@ def with_group_norm(model: nn.Module) -> nn.Module:
     same in training. The given model is not changed.
 
     Source: Wu, He 2018 (group normalisation, 32 groups); Hsieh et al. 2020 (in place of BatchNorm in federated learning).
+
+    >>> import warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")  # the notice
+    ...     print(with_group_norm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))[1].num_groups)
+    8
     """
     require(isinstance(model, nn.Module), "model", "must be a torch.nn.Module", type(model).__name__)
     for name, layer in model.named_modules():

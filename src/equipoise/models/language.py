@@ -21,6 +21,8 @@ IGNORED = -100
 def byte_tokens(text: str) -> Tensor:
     """The bytes of a text in UTF-8 as tokens from 0 to 255, (T,) int64.
 
+    `text` is any string.
+
     >>> byte_tokens("Ay")
     tensor([ 65, 121])
     """
@@ -28,13 +30,26 @@ def byte_tokens(text: str) -> Tensor:
 
 
 def next_token_loss(outputs: Any, targets: Tensor) -> Tensor:
-    """The mean cross-entropy of an example's tokens after its first, (B,); 0 for an example without any."""
+    """The mean cross-entropy of an example's tokens after its first, (B,); 0 for an example without any.
+
+    For tokens y_1 … y_T it is −(1/(T − 1)) Σ_{t=2}^{T} log p(y_t | y_1 … y_{t−1}); tokens of −100 are left out of sum and
+    count.
+
+    >>> logits = torch.zeros(1, 3, 256)  # no byte is likelier than another
+    >>> round(float(next_token_loss(logits, byte_tokens("abc")[None])), 4)  # log 256
+    5.5452
+    """
     losses, known = _token_losses(outputs, targets)
     return losses.sum(1) / known.sum(1).clamp(min=1).to(losses.dtype)
 
 
 def next_token_error(outputs: Any, targets: Tensor) -> Tensor:
-    """The share of an example's tokens after its first that are not the one with the largest score, (B,)."""
+    """The share of an example's tokens after its first that are not the one with the largest score, (B,).
+
+    >>> logits = torch.nn.functional.one_hot(byte_tokens("bbx"), 256).float()[None]  # says "b", "b" and "x"
+    >>> next_token_error(logits, byte_tokens("abc")[None])  # "b" is right, "c" is not
+    tensor([0.5000])
+    """
     logits, wanted = _shifted(outputs, targets)
     known = wanted != IGNORED
     wrong = ((logits.argmax(-1) != wanted) & known).to(logits.dtype)

@@ -176,6 +176,8 @@ class CharGRU(_CharModel):
     3H(E + H + 2) for the first layer, 3H(2H + 2) for each further one, and C(H + 1); with `embedding=None`, E is V and the
     first term is absent.
 
+    `hidden` is H, the width of the state; `layers` are stacked.
+
     Source: the Shakespeare model of Laguel et al. 2020 and Pillutla et al. 2023.
 
     >>> import torch
@@ -235,6 +237,8 @@ class EmbeddingLSTM(nn.Module):
     units and 20 tokens it is the Sent140 model of the superquantile papers (Laguel, Pillutla, Malick and Harchaoui, 2020), with
     two logits where they have one; FedProx (Li et al. 2020) used two layers of 256 over 300-dimensional GloVe. Steps that hold
     the token `padding` leave the state as it was. Parameters: 4H(E + H + 2), 4H(2H + 2) for each further layer, and C(H + 1).
+
+    `hidden` is H, the width of the state; `layers` are stacked.
 
     Source: the Sent140 model of Laguel et al. 2020 and Pillutla et al. 2023.
 

@@ -38,6 +38,9 @@ class Tabular(nn.Module):
     Initial parameters depend on `seed` alone: torch's default laws, but embeddings of "other" and "missing" start at zero, so
     that a category that training did not have is neutral. A code outside its column makes the outputs of its row NaN.
 
+    `schema` is the schema of the table, e.g. `data.schema`. `hidden` are the widths of the hidden layers, and `dropout` is
+    the share of their outputs that training sets to zero.
+
     Source: Guo, Berkhahn 2016 (entity embeddings of categorical variables).
 
     >>> import equipoise as eq

@@ -123,6 +123,15 @@ class Checkpoints(Observer):
     """Writes a checkpoint at every multiple of `every` rounds, or about every ten seconds, and after the last round.
 
     After Ctrl-C or SIGTERM it writes one at the end of the round.
+
+    >>> import tempfile
+    >>> import equipoise as eq
+    >>> path = Path(tempfile.mkdtemp()) / "run.ckpt"
+    >>> data = eq.data.digits(clients=12)
+    >>> for rounds in (2, 4):  # the second run begins with round 3
+    ...     result = eq.train(eq.models.Softmax(64, 10), data, rounds=rounds, clients_per_round=3, checkpoint=Checkpoints(path))
+    >>> len(result.history.rounds)
+    4
     """
 
     def __init__(self, path: str | Path, *, every: int | None = None) -> None:

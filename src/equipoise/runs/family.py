@@ -46,7 +46,16 @@ KNOBS: dict[str, type] = {"tail": Superquantile, "q": QFair, "tilt": Tilted}
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """Models for several values of one parameter. `at(value)` is the nearest one, `select(client)` the best for a client."""
+    """Models for several values of one parameter. `at(value)` is the nearest one, `select(client)` the best for a client.
+
+    `train_family` gives it.
+
+    >>> import equipoise as eq
+    >>> data = eq.data.label_shift(train_clients=5, validation_clients=0, test_clients=3, examples=20)
+    >>> family = eq.train_family(eq.models.Softmax(20, 10), data, tails=[1.0, 0.5], rounds=2, clients_per_round=3)
+    >>> family.knob, family.values, family.at(0.6) is family.models[0.5]
+    ('tail', (1.0, 0.5), True)
+    """
 
     knob: str  # "tail", "q" or "tilt"
     results: dict[float, Result]  # by the value of the knob
@@ -306,6 +315,12 @@ def train_family(
     with the member's name in `report.run`; the checkpoint is one file for all members.
 
     Source: Pillutla et al. 2023, section 4.1 and Figure 1; Li 2023 (thesis), Table 4.12.
+
+    >>> import equipoise as eq
+    >>> data = eq.data.label_shift(train_clients=5, validation_clients=0, test_clients=3, examples=20)
+    >>> family = eq.train_family(eq.models.Softmax(20, 10), data, tails=[1.0, 0.5], rounds=2, clients_per_round=3)
+    >>> family.values
+    (1.0, 0.5)
     """
     knob, members = family_members(algorithm or Algorithm(), {"tail": tails, "q": qs, "tilt": tilts})
     algorithms = list(members.values())

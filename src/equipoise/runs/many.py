@@ -154,7 +154,15 @@ def train_many(
     With `stop` each run is stopped by its own figures, and the others continue. If a run diverges, the others continue,
     too. The error is raised at the end, and its `finished` holds the runs that did not fail.
 
+    `algorithms` is one Algorithm, or several by name (None: FedAvg).
+
     Source: ours.
+
+    >>> import equipoise as eq
+    >>> data = eq.data.label_shift(train_clients=5, validation_clients=0, test_clients=3, examples=20)
+    >>> made = eq.train_many(eq.models.Softmax(20, 10), data, seeds=2, rounds=2, clients_per_round=3)
+    >>> [run.seed for run in made.all_results]
+    [0, 1]
     """
     watch = Watching(evaluate_every, observers, progress, checkpoint, ledger)
     planned = plan_runs(model, data, named_algorithms(algorithms), chosen_seeds(seeds))

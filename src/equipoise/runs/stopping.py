@@ -40,6 +40,13 @@ class EarlyStopping:
     privacy therefore refuses early stopping unless `public` declares that they are public.
 
     Source: Prechelt 1998, "Early stopping, but when?", with a fixed patience.
+
+    >>> import equipoise as eq
+    >>> data = eq.data.label_shift(train_clients=5, validation_clients=3, test_clients=3, examples=20)
+    >>> stop = eq.EarlyStopping(patience=1)
+    >>> result = eq.train(eq.models.Softmax(20, 10), data, rounds=4, clients_per_round=3, evaluate_every=1, stop=stop)
+    >>> result.rounds <= 4
+    True
     """
 
     figure: str = "validation.error_90"

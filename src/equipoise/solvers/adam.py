@@ -19,7 +19,7 @@ class Adam(LocalOptimizer):
     as in torch.optim.Adam; t starts again at 1 in every round, or with state="kept" counts all steps of a client. g = ∇F(w)
     + λw + μ(w − w^t) with `weight_decay` λ and `prox` μ. `clip_norm` bounds ∇F(w) at every local step; `schedule` and
     `local_schedule` change the rate over rounds and over local steps, `rates` that of parameters by name. `straggler_share`
-    and `stragglers` are those of SGD. state="kept" stores 2D + 1 numbers per client.
+    and `stragglers` are those of SGD. `state="kept"` stores 2D + 1 numbers per client.
 
     Source: Kingma, Ba 2015; the formulas of torch.optim.Adam.
     """
@@ -65,6 +65,10 @@ class AdamW(LocalOptimizer):
 
     `lr` is γ, `weight_decay` λ, `beta1` and `beta2` are β₁ and β₂, `epsilon` is ε, as in torch.optim.AdamW. The proximal term
     is part of the local objective, so that g = ∇F(w) + μ(w − w^t) with `prox` μ. All other options are those of Adam.
+
+    `schedule` and `local_schedule` change the rate over rounds and over local steps, `rates` that of parameters by name.
+    `clip_norm` bounds ∇F(w) at every local step. `straggler_share` and `stragglers` are those of SGD. `state` is "fresh", or
+    "kept" if a client keeps its moments between rounds.
 
     Source: Loshchilov, Hutter 2019; the formulas of torch.optim.AdamW.
     """

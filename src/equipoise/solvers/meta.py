@@ -24,7 +24,7 @@ class MAML:
     Source: Li 2023 (thesis), section 4.3.5 and Algorithm 5; Finn, Abbeel, Levine 2017.
     """
 
-    lr: float = 0.1
+    lr: float = 0.1  # the rate of the last step, which is sent
     inner_lr: float = 0.1
     inner_steps: int = 1
     support: float = 0.5

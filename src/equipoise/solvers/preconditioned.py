@@ -27,6 +27,14 @@ class AdaDPS:
     they are as many as the solver says, and the noise is on the sum of updates.
 
     Source: Li 2023 (thesis), section 6.4.2 and Algorithm 10; Li et al. 2022 (AdaDPS).
+
+    >>> import torch
+    >>> import equipoise as eq
+    >>> solver = AdaDPS({"weight": torch.full((10, 64), 2.0)}, solver=eq.solvers.SGD(lr=0.1))
+    >>> result = eq.train(eq.models.Softmax(64, 10), eq.data.digits(clients=12), eq.Algorithm(solver=solver), rounds=2,
+    ...                   clients_per_round=3)
+    >>> len(result.history.rounds)
+    2
     """
 
     side_information: Mapping[str, Tensor]

@@ -42,6 +42,9 @@ def check_attack(
     again repeats. What a malicious client sends depends on its own update, its key and the cohort's size alone (if it is
     omniscient also on the honest updates, in any order), so that engines may ask for one client or for many; clean clients
     send what they send without the attack.
+
+    >>> import equipoise as eq
+    >>> check_attack(eq.attacks.SignFlip())  # nothing is returned: all laws hold
     """
     if task is None or data is None:
         task, data = make_small_task(seed)

@@ -189,7 +189,11 @@ def _check_kept_memory(solver: LocalSolver, dimension: int, gen: torch.Generator
 
 @check_of("a schedule", "__call__", cure="Write schedule(index), which returns a number.")
 def check_schedule(schedule: Schedule | Callable[[int], float]) -> None:
-    """A schedule is a function of the index, positive and finite at every one from 0 on."""
+    """A schedule is a function of the index, positive and finite at every one from 0 on.
+
+    >>> import equipoise as eq
+    >>> check_schedule(eq.solvers.Cosine(rounds=10))  # nothing is returned: all laws hold
+    """
     for index in (0, 1, 2, 3, 9, 10, 11, 99, 100, 199, 200, 201, 1000):
         factor, again = schedule(index), schedule(index)
         hold(is_number(factor) and 0 < factor < math.inf, schedule, "a factor is positive and finite", (index, factor))
@@ -198,7 +202,13 @@ def check_schedule(schedule: Schedule | Callable[[int], float]) -> None:
 
 @check_of("an observer")
 def check_observer(observer: Observer, *, seed: int = 0) -> None:
-    """Watching a run does not change it: the parameters are the same, bit for bit, with and without the observer."""
+    """Watching a run does not change it: the parameters are the same, bit for bit, with and without the observer.
+
+    A small model is trained twice, with and without it.
+
+    >>> import equipoise as eq
+    >>> check_observer(eq.observers.History())  # nothing is returned: all laws hold
+    """
     cure = "Extend equipoise.types.Observer."
     hold(hears_something(observer), observer, "an observer has a method such as on_round(report)", cure=cure)
     task, data = make_small_task(seed)

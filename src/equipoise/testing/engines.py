@@ -56,6 +56,9 @@ def check_engine(
     that differ; clients' own models, with and without a pull; and evaluation. With a `solver` this is done for it alone.
     Without one it is done for plain SGD, for a solver that prepares each round (FedDane) and for one that adapts (MAML), and
     the updates of data under attack are compared, too. Clients' own models are trained only if the solver can do that.
+
+    >>> import equipoise as eq
+    >>> check_engine(eq.engines.Simulator(chunk_size=3), solver=eq.solvers.SGD())  # nothing is returned: all laws hold
     """
     if task is None or data is None:
         task, data = make_small_task(seed)

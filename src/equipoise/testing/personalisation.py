@@ -49,6 +49,11 @@ def check_personalisation(
 
     The method is tried in an `algorithm` (None: local SGD on batches of 5) for a few rounds, on the given model and data or on
     a small softmax model of eight clients.
+
+    `method` is the personalisation that is checked, `model` the torch module.
+
+    >>> import equipoise as eq
+    >>> check_personalisation(eq.personal.Ditto())  # nothing is returned: all laws hold
     """
     task, small = make_small_task(seed)
     algorithm = algorithm or Algorithm(solver=SGD(batch_size=5))

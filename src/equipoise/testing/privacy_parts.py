@@ -46,6 +46,11 @@ def check_quantile_source(
     are tried; with `equal_weights` the clients' base weights are equal. A source that adds noise must draw the same noise in
     each call to be checked. An `exact` source gives the smallest loss with a mass of at most the tail above it. Losses and
     base weights are not written to.
+
+    `source` is the source of quantiles that is checked.
+
+    >>> import equipoise as eq
+    >>> check_quantile_source(eq.privacy.Exact())  # nothing is returned: all laws hold
     """
     traits = read(QuantileTraits, source)
     hold(isinstance(source.reads_losses, bool), source, "reads_losses is True or False", source.reads_losses)
@@ -87,6 +92,9 @@ def check_clip_rule(rule: ClipRule, *, rounds: int = 200) -> None:
     """Bounds stay positive and finite for any finite share, also a noisy one outside [0, 1], and over many rounds.
 
     The more updates are within the bound, the lower the next bound is, or the same; a call repeats.
+
+    >>> import equipoise as eq
+    >>> check_clip_rule(eq.privacy.AdaptiveClip())  # nothing is returned: all laws hold
     """
     hold(is_number(rule.ratio) and 0 < rule.ratio < math.inf, rule, "ratio is a positive number", rule.ratio)
     for bound in (1e-6, 0.1, 1.0, 1e6):
@@ -128,6 +136,11 @@ def check_protection(
     run's client updates under the same weights and denominator, bit for bit or up to `tolerance`: `noiseless` is the part with
     an infinite clip and zero noise, and must be given for a part that has a `clip`. `risk` is the run's risk (None: the mean),
     `sampler` draws its cohorts (None: the default of the protection).
+
+    `privacy` is the protection that is checked.
+
+    >>> import equipoise as eq
+    >>> check_protection(eq.privacy.SecureAggregation(), tolerance=1e-6)  # nothing is returned: all laws hold
     """
     algorithm = Algorithm(risk=risk or Mean(), sampler=sampler, privacy=privacy)
     traits = algorithm.traits.privacy

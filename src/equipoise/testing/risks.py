@@ -39,6 +39,8 @@ def check_risk(risk: ClientRisk, *, seed: int = 0) -> None:
 
     A risk with `client_form = "loss"`, for secure sums and differential privacy, has a `client_weight` that each client finds
     alone: between 0 and the base weight for any loss, and in proportion to the weights for losses up to the bound.
+
+    `risk` is the risk that is checked.
     """
     accepts(risk, risk, RISK_CALL, (0, 0), clients=(), state=None)
     gen, traits = torch_generator(seed, "check_risk"), read(RiskTraits, risk)

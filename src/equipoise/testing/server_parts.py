@@ -169,6 +169,9 @@ def check_sampler(sampler: Sampler, *, clients: int = 20, clients_per_round: int
 
     Inclusion may change from round to round, so it is held against `draws` seeds at each of a few rounds; a client that no
     cohort of a round holds has inclusion 0 in it. Over `draws` rounds, one seed must choose a client as often as another.
+
+    >>> import equipoise as eq
+    >>> check_sampler(eq.sampling.Uniform(), draws=100)  # nothing is returned: all laws hold
     """
     accepts(sampler, sampler, SAMPLER_CALL, (0, 0), clients_per_round=1, seed=0)
     alpha = torch.rand(clients, generator=torch_generator(seed, "check_sampler"), dtype=torch.float64) + 0.1
@@ -216,7 +219,13 @@ def _check_cohort(sampler: Sampler, cohort: Cohort, round_index: int, seed: int,
 
 @check_of("averaging", "begin", "update", "iterate")
 def check_averaging(averaging: Averaging, *, rounds: int = 50, seed: int = 0) -> None:
-    """A constant sequence is reported as it is; the point lies in the iterates' hull; nothing given is written to."""
+    """A constant sequence is reported as it is; the point lies in the iterates' hull; nothing given is written to.
+
+    Sequences have `rounds` iterates.
+
+    >>> import equipoise as eq
+    >>> check_averaging(eq.averaging.Uniform())  # nothing is returned: all laws hold
+    """
     gen = torch_generator(seed, "check_averaging")
     for dtype in (torch.float32, torch.float64):
         still = torch.randn(5, generator=gen, dtype=torch.float64).to(dtype)

@@ -230,6 +230,11 @@ class TiltedLogisticRegression(_Classifier):
     `coef_` (1 or classes, n_features), `intercept_` (1 or classes,) and `classes_`.
 
     Source: Li 2023 (thesis), sections 7.5, 7.6, 7.7.2.5 and 7.7.3.1.
+
+    >>> import numpy as np
+    >>> x, y = np.array([[-2.0], [-1.0], [1.0], [2.0]]), np.array([0, 0, 1, 1])
+    >>> TiltedLogisticRegression(tilt=1.0).fit(x, y).predict(np.array([[-3.0], [3.0]]))
+    array([0, 1])
     """
 
     def _minima(self, x: Tensor, targets: Tensor, objective: Objective) -> list[Fit]:
@@ -260,6 +265,11 @@ class TiltedSVC(_Classifier):
     intercept. Parameters and attributes are those of TiltedLogisticRegression.
 
     Source: Li 2023 (thesis), sections 7.7.2.2 and 7.7.2.5.
+
+    >>> import numpy as np
+    >>> x, y = np.array([[-2.0], [-1.0], [1.0], [2.0]]), np.array([0, 0, 1, 1])
+    >>> TiltedSVC(tilt=1.0).fit(x, y).predict(np.array([[-3.0], [3.0]]))
+    array([0, 1])
     """
 
     loss: Literal["squared_hinge", "hinge"] = "squared_hinge"

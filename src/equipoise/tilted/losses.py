@@ -60,6 +60,9 @@ def tilted_weights(
     Without groups w_i = e^{t(f_i − R)}/N; with one level of groups (7.85).
 
     Source: Li 2023 (thesis), (7.25), (7.85).
+
+    >>> tilted_weights(torch.tensor([0.0, 1.0, 9.0]), tilt=-2.0)
+    tensor([8.8080e-01, 1.1920e-01, 1.3415e-08])
     """
     values = losses.detach().clone().requires_grad_(True)
     with torch.enable_grad():
@@ -125,6 +128,9 @@ class TiltedLoss:
     the batch's own tilted loss times e^{t(R_B − R)}, at most 1/ρ; read `estimate` for R.
 
     Source: Li 2023 (thesis), Algorithm 14.
+
+    >>> TiltedLoss(tilt=2.0)(torch.tensor([0.0, 1.0]))
+    tensor(0.7169)
     """
 
     tilt: float

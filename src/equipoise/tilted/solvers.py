@@ -25,7 +25,7 @@ Rate = float | Callable[[int], float]
 class Solution:
     """The parameters found, and the objective at every step: exact for batch solvers, an estimate for stochastic ones."""
 
-    parameters: Tensor
+    parameters: Tensor  # θ (D,)
     values: Tensor  # (steps,)
 
 
@@ -94,6 +94,11 @@ def stochastic_descent(
     second, independent one for R, which is what the convergence theorems assume.
 
     Source: Li 2023 (thesis), Algorithms 14 (`batches=1`) and 17 (`batches=2`); their λ is `rho`.
+
+    >>> y = torch.tensor([0.0, 0.0, 9.0])
+    >>> found = stochastic_descent(lambda w, index: (w - y[index]) ** 2, torch.zeros(1), 3, 0.0, lr=0.01, steps=400, seed=0)
+    >>> found.parameters.shape, found.values.shape
+    (torch.Size([1]), torch.Size([400]))
     """
     _check(lr, steps, anneal, batch_size=batch_size, rho=rho)
     require(batches in (1, 2), "batches", "must be 1 or 2", batches)
@@ -130,6 +135,8 @@ def stochastic_descent(
 def group_probabilities(risks: Tensor, sizes: Tensor, tilt: float) -> Tensor:
     """The probability of drawing each group, ∝ |g| e^{t R_g}, in the log domain.
 
+    `risks` (groups,) are the R_g, `sizes` (groups,) the |g|.
+
     Source: Li 2023 (thesis), Algorithm 16, line 3 (a Gumbel-softmax draw with these logits).
 
     >>> group_probabilities(torch.tensor([0.0, 1.0]), torch.tensor([9, 1]), tilt=0.0)
@@ -159,6 +166,12 @@ def hierarchical_stochastic_descent(
     would draw the groups that were not seen yet too rarely (t > 0) or too often (t < 0).
 
     Source: Li 2023 (thesis), Algorithm 16; its λ is `rho`.
+
+    >>> y, groups = torch.tensor([0.0, 0.0, 9.0]), ["a", "a", "b"]
+    >>> found = hierarchical_stochastic_descent(
+    ...     lambda w, index: (w - y[index]) ** 2, torch.zeros(1), groups, 0.01, lr=0.01, steps=400, seed=0)
+    >>> found.parameters.shape, found.values.shape
+    (torch.Size([1]), torch.Size([400]))
     """
     _check(lr, steps, anneal, batch_size=batch_size, rho=rho)
     size = len(groups)

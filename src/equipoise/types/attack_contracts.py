@@ -26,10 +26,10 @@ class Attack(Protocol):
 class AttackTraits:
     """What an attack may offer: it poisons training data, or what clients send, or both."""
 
-    share: float | None = None
-    seed: int | None = None
-    poison: Callable[..., Any] | None = None
-    corrupt: Callable[..., Any] | None = None
+    share: float | None = None  # of the training clients that are malicious
+    seed: int | None = None  # what decides which clients these are
+    poison: Callable[..., Any] | None = None  # what malicious clients train on, made of their examples
+    corrupt: Callable[..., Any] | None = None  # what malicious clients send, made of their honest updates
     # (clients, train, classes): marked examples on which a backdoor is judged, and the positions of their clients
     probe: Callable[..., Any] | None = None
     omniscient: bool = False  # whether `corrupt` sees the honest updates of the whole cohort

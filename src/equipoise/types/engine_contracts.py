@@ -76,7 +76,7 @@ class Engine(Protocol):
 class EngineTraits:
     """What an engine may offer."""
 
-    device: torch.device | str = "cpu"
+    device: torch.device | str = "cpu"  # where parameters and results are
     round_context: Callable[[], AbstractContextManager[None]] = nullcontext  # in which the engine wants each round to run
     look_ahead: LookAheadEngine | None = None  # if the next round can begin while one is under way
     expect: Callable[[Tensor], None] | None = None  # told positions of the next round's clients, to read their examples ahead

@@ -13,6 +13,6 @@ from torch import Tensor
 class MetricTraits:
     """What a metric of one client, a function of (outputs, targets), may offer."""
 
-    higher_is_better: bool = True
+    higher_is_better: bool = True  # whether more is better
     totals: Callable[[Any, Any], Tensor] | None = None  # sums (k,) over some examples
     finish: Callable[[Tensor], Any] | None = None  # the value, of the sums over all examples

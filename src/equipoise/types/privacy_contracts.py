@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 class RunSize:
     """What the amount of noise of a run depends on."""
 
-    clients: int
-    clients_per_round: int
-    rounds: int
+    clients: int  # how many there are to train on, n
+    clients_per_round: int  # how many a round asks for
+    rounds: int  # how many the run has
     dimension: int  # of the model
-    seed: int
+    seed: int  # of the run
     ids: Sequence[str] = field(default=(), repr=False, compare=False)  # of the training clients
 
 
@@ -47,9 +47,9 @@ class Privacy(Protocol):
 class PrivacyTraits:
     """What a description of protection may offer."""
 
-    protect: Callable[[Algorithm, RunSize], Protection] | None = None
+    protect: Callable[[Algorithm, RunSize], Protection] | None = None  # (algorithm, size): the protection of one run
     clip: float | None = None  # the bound on updates; None without differential privacy
-    noise: Literal["central", "distributed"] = "central"
+    noise: Literal["central", "distributed"] = "central"  # who adds it: the server to the sum, or each client a part
     only_sums: bool = False  # whether the server sees secure sums alone
     fewest: int | None = None  # clients whose sum is unmasked; None: as the rule of noise says, or nothing is masked
     source: Literal["seeded", "system"] = "system"  # of the noise
@@ -66,10 +66,10 @@ class PrivacyTraits:
 class Combined:
     """The local work of a round, aggregated: the total (D,), and the next states of the aggregator and the protection."""
 
-    total: Tensor
+    total: Tensor  # (D,) the aggregated update
     work: LocalWork | None  # None where the server does not see it
-    aggregator: Any = None
-    privacy: Any = None
+    aggregator: Any = None  # its next state
+    privacy: Any = None  # the next state of the protection
     carried: Tensor | None = None  # (C,) the mean of clients' carried values, as they are averaged; None: they stay
     mass: float | None = None  # what the plan's weights of the clients in a secure sum add up to; None: by who has arrived
     lost: bool = False  # whether the round's sum was lost, so that the total stands for nobody's work

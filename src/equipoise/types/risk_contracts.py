@@ -45,9 +45,9 @@ class RiskTraits:
     tail: float = 1.0  # the share of clients that a filter keeps
     filters: bool = False  # whether clients are kept whole or not at all
     eta_every: int = 1  # rounds in which a filter uses one quantile
-    quantile: QuantileSource | None = None
+    quantile: QuantileSource | None = None  # where it takes the quantile of the losses from; None: it needs none
     groups: Mapping[str, str] | Callable[[str], str] | None = None  # the group of each client
-    group_of: Callable[[str], str] | None = None
+    group_of: Callable[[str], str] | None = None  # the group of a client, by its id
     step: float | None = None  # of a mixture over clients
     terms: Sequence[tuple[float, ClientRisk]] = ()  # of a sum of risks
 
@@ -69,9 +69,9 @@ class QuantileSource(Protocol):
 class QuantileTraits:
     """What a source of quantiles may offer."""
 
-    reads_losses: bool = True
+    reads_losses: bool = True  # whether the server sees each loss
     exact: bool = field(default=False, metadata=OWN)  # the quantile is read off the losses
     calibrated: Callable[..., PrivateQuantile] | None = None  # its noise is set by a privacy budget
     iterations: int | None = None  # of secure sums that find the quantile
     histogram: SecureHistogram | None = None  # counts of losses in bins, by secure sums
-    tolerance: float = 0.0
+    tolerance: float = 0.0  # how far outside of the losses the quantile may lie, as a share of their range

@@ -16,8 +16,8 @@ from equipoise.core.carried import join_model
 class Cohort:
     """The clients of one round: positions in the training set, base weights that sum to 1, inclusion probabilities."""
 
-    round: int
-    seed: int
+    round: int  # counted from 0
+    seed: int  # of the run
     clients: Tensor  # (K,) int64, positions in data.train
     weights: Tensor  # (K,) float64, sums to 1 over the cohort as it was drawn
     inclusion: Tensor  # (K,) float64, the probability with which each client enters a cohort
@@ -51,7 +51,7 @@ class RiskValue:
 
     value: Tensor  # ()
     weights: Tensor  # (K,)
-    state: Any = None
+    state: Any = None  # what the risk keeps for the next round
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class Job:
     """The local work of one model: its parameters, who trains it, and their weights in the sum."""
 
     params: Tensor  # (D,), followed by the carried values (C,) of a model that has any
-    cohort: Cohort
+    cohort: Cohort  # who trains it
     weights: Tensor  # (K,)
 
 
@@ -85,16 +85,16 @@ class Job:
 class ServerState:
     """All that a round hands to the next: parameters (D,), carried values (C,) if the model has any, states of the parts."""
 
-    round: int
-    params: Tensor
-    risk: Any = None
-    aggregator: Any = None
-    server: Any = None
-    solver: Any = None
-    averaging: Any = None
-    personal: Any = None
-    privacy: Any = None
-    carried: Tensor | None = None
+    round: int  # how many rounds are done
+    params: Tensor  # (D,) of the shared model
+    risk: Any = None  # the state of the risk; None: it has none
+    aggregator: Any = None  # the state of the aggregator; None: it has none
+    server: Any = None  # the state of the server optimiser; None: it has none
+    solver: Any = None  # the state of the solver; None: it has none
+    averaging: Any = None  # the state of the averaging; None: it has none
+    personal: Any = None  # the state of the personalisation; None: it has none
+    privacy: Any = None  # the state of the protection; None: it has none
+    carried: Tensor | None = None  # (C,) values that training changes besides parameters; None: the model has none
     kept: Any = None  # (n,) where the rows are that clients keep for the solver
     flights: Any = None  # the jobs of clients that are still at work, where these come and go
 

@@ -30,8 +30,8 @@ class Aggregator(Protocol):
 class AggregatorTraits:
     """What an aggregator may offer."""
 
-    linear: bool = False
-    needs_losses: bool = False
+    linear: bool = False  # whether totals over chunks of a cohort add up to the total over the cohort
+    needs_losses: bool = False  # whether it is called with losses=(K,), the clients' mean losses
     needs_keys: bool = False  # whether it is called with keys=(K,), a random stream of each client in this round
     weighted_sum: bool = field(default=False, metadata=OWN)  # the total is Σ weights · updates and nothing else
     clips_to: float | None = field(default=None, metadata=OWN)  # the same of updates clipped to this norm

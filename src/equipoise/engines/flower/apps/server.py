@@ -93,6 +93,8 @@ def server_app(
     "evaluate-every", "timeout", "minimum", "retries", "pause", "patience", "signed", "colluders", "most-examples", "longest",
     "begin-with", "nodes", "data", "name") is taken from there: `flwr run . --run-config 'rounds=5 folder="runs/a"'`. 0 stands
     for None.
+
+    `algorithm` says what is minimised, and how.
     """
     require_flower()
     from flwr.serverapp import ServerApp
