@@ -2,10 +2,10 @@
 
     python benchmarks/method_costs.py [--turns 5] [--rounds 23] [--workload linear network]
 
-Each turn makes a short run of FedAvg and one of the method, one right after the other, for every method. A round lasts from the
-end of the round before to its own end, so set-up, the first three rounds and the evaluation at the end do not count. The ratio of
-a turn is the median round of the method over that of its FedAvg, in processor time of this process. The table has the median of
-the turns and their range. Absolute times belong to the machine; ratios carry over better.
+Each turn makes a short run of FedAvg and one of the method, one right after the other, for every method. A round lasts from
+the end of the round before to its own end, so set-up, the first three rounds and the evaluation at the end do not count. The
+ratio of a turn is the median round of the method over that of its FedAvg, in processor time of this process. The table has the
+median of the turns and their range. Absolute times belong to the machine; ratios carry over better.
 """
 
 from __future__ import annotations
