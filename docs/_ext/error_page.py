@@ -11,6 +11,7 @@ CHAPTERS = {
 FOLDER = "../../"  # from the page to docs/
 NAMED = {  # as causes and cures name a page → where it is, seen from docs/
     "the guide on your own data": "howto/data.md",
+    "the guide on data of other libraries": "howto/data.md#data-of-other-libraries",
     "the guide on tables": "howto/tables.md",
     "the guide on comparing methods": "howto/compare.md",
     "the guide on tuning": "howto/tune.md",
