@@ -206,3 +206,35 @@ def renew_lines(page: Path) -> None:
 if __name__ == "__main__":
     for page in PAGES:
         renew_lines(page)
+
+
+def test_the_page_of_errors_links_whatever_page_a_cause_or_cure_names():
+    import error_page
+
+    from equipoise.core.error_codes import families
+
+    text = " ".join(f"{family.cause} {family.cure}" for family in families().values())
+    for name, target in error_page.NAMED.items():
+        assert name in text, f"no family names {name}"
+        assert MADE & set(Path(target).parts) or (ROOT / "docs" / target.partition("#")[0]).exists(), (
+            f"{name} leads to {target}"
+        )
+    left = re.sub("|".join(map(re.escape, error_page.NAMED)), "", text)
+    assert re.findall(r"(?i)the (?:page on|guide (?:on|to)|matrix of|reference of) [^.;]+|`examples/[^`]+`", left) == []
+    assert "](" not in text  # plain where no page is made of it
+    assert "[the guide on tuning](../../howto/tune.md)" in error_page.page()
+
+
+MOST_BULLETS = 60  # of a section, so that people read it
+
+
+def test_no_section_of_the_changelog_is_too_long_to_read():
+    sections: dict[str, int] = {}
+    heading = ""
+    for line in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            heading = version = line
+        elif line.startswith("### "):
+            heading = f"{version} / {line}"
+        sections[heading] = sections.get(heading, 0) + line.lstrip().startswith("- ")
+    assert {name: count for name, count in sections.items() if count > MOST_BULLETS} == {}
