@@ -31,7 +31,7 @@ def page_name(page: Path) -> str:
 
 def marks(page: Path) -> list[pytest.MarkDecorator]:
     """Pages of the site alone are executed with it, by `make docs`."""
-    alone = page.parent.name not in ("docs", ROOT.name) or page.name in ("start.md", "which-method.md")
+    alone = page.parent.name not in ("docs", "methods", ROOT.name) or page.name in ("start.md", "which-method.md")
     return [pytest.mark.docs] if alone else []
 
 
