@@ -92,7 +92,7 @@ def test_each_observer_of_distributed_noise(sampler, size):
     """An audit that cannot fail is none: half of the noise shows more than is claimed, to each observer.
 
     The public's ε of fixed cohorts is the smaller of two bounds. Where that of sampling is the smaller one it is looser than
-    any attack (docs/privacy.md says so), and only the other observers are audited; where it is the unsampled one, all are.
+    any attack (docs/howto/privacy.md says so), and only the other observers are audited; where it is the unsampled one, all.
     """
     algorithm = replace(tail(multiplier=1.0, noise="distributed"), sampler=sampler)
     loose = sampler == eq.sampling.Uniform() and size["clients_per_round"] < 60

@@ -192,7 +192,7 @@ def test_risks_with_a_step_of_their_own_do_not_mix(risk):
     Mixture((0.5, eq.risk.Mean()), (0.5, Tilted(1.0)))
 
 
-# ---------------------------------------------------------- with a server optimiser (docs/methods.md, q-fair learning)
+# -------------------------------------------------------- with a server optimiser (docs/methods/objectives.md, q-fair learning)
 
 
 def steps_of(server, rounds, q=2.0):

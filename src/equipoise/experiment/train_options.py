@@ -47,7 +47,9 @@ class TrainOptions(TrainRecord):
     model's). `checkpoint_every` is in rounds (None: about every ten seconds). `threads` are torch's (None: torch's own
     choice; the folder of a run holds the number). `stop`, a section [train.stop], has the parameters of EarlyStopping.
     `attributes` names a CSV file with a row per client, its id first and then attributes by which reports show subgroups.
-    `conformal` is ζ, the share of test examples that conformal sets may miss (None: no sets).
+    `conformal` is ζ, the share of test examples that conformal sets may miss (None: no sets). `evaluate_every` is in rounds
+    (None: only at the end). `engine` is "simulator", "loop" or "ray". `device`, `chunk_size`, `workers`, `precision` and
+    `compiled` are options of the engine. The simulator chooses `chunk_size` and `workers` by a measurement if they are None.
     """
 
     evaluate_clients: int | None = None

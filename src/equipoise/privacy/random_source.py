@@ -75,7 +75,7 @@ class SystemSource:
 def system_gaussian(count: int) -> Tensor:
     """Standard normal numbers (count,) float64 from the operating system: the inverse distribution function of 53 bits each.
 
-    These are floating-point numbers, with the gaps that these have: see "What floating-point noise leaves open" in
+    These are floating-point numbers, with the gaps that these have: see "What floating-point noise does not protect" in
     docs/privacy.md.
     """
     uniform = ((SystemSource().words(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
