@@ -54,6 +54,13 @@ def test_centred_clipping_by_hand():
     assert float(total(agg.CentredClipping(None, 1), updates)) == 1.0
 
 
+def test_the_radius_of_centred_clipping_is_a_weighted_median():
+    # Distances 1, 1, 1, 100 from 0 with weights 0.1, 0.1, 0.1, 0.7: the weighted median is 100, so that nothing is clipped and
+    # the mean 0.3 + 70 is left. The plain median 1 would give 1.
+    weights = torch.tensor([0.1, 0.1, 0.1, 0.7], dtype=torch.float64)
+    assert float(total(agg.CentredClipping(None, 1), column(1, 1, 1, 100), weights)) == pytest.approx(70.3)
+
+
 def test_mixing_by_hand():
     # β = ¼ of 0, 1, 2, 100: each with its two nearest: 1, 1, 1, 34⅓. The median is 1; β = 0 makes all of them the mean.
     updates = column(0, 1, 2, 100)
@@ -94,6 +101,24 @@ def test_bulyan_by_hand():
     assert float(total(agg.Bulyan(1), updates)) == pytest.approx(3.0)
     with pytest.raises(InvalidParameter, match="Bulyan needs K ≥ 4f \\+ 3 = 7"):
         total(agg.Bulyan(1), updates[:6])
+
+
+def test_the_mean_of_bulyan_is_weighted():
+    # As above 1 … 5 are selected, by heads; of those 2, 3, 4 are nearest their median 3. Their weights are 0.2, 0.1, 0.1:
+    # (0.4 + 0.3 + 0.4)/0.4.
+    weights = torch.tensor([0.1, 0.1, 0.2, 0.1, 0.1, 0.2, 0.2], dtype=torch.float64)
+    assert float(total(agg.Bulyan(1), column(0, 1, 2, 3, 4, 5, 100), weights)) == pytest.approx(2.75)
+
+
+def test_the_centre_and_the_mean_of_dnc_are_weighted():
+    # The centre of 0, 1, 2, 3, 100 is 0.1 + 0.2 + 0.6 + 20 = 20.9, from which 100 is the farthest. The mean of the others is
+    # (0.1 + 0.2 + 0.6)/0.8.
+    weights = torch.tensor([0.4, 0.1, 0.1, 0.2, 0.2], dtype=torch.float64)
+    assert float(total(agg.DnC(1), column(0, 1, 2, 3, 100), weights)) == pytest.approx(1.125)
+    # The centre of 0, 4, 10 is 0.4 + 8 = 8.4, from which 0 is the farthest: (0.4 + 8)/0.9 is left. Around the plain mean 14/3
+    # it would be 10.
+    weights = torch.tensor([0.1, 0.1, 0.8], dtype=torch.float64)
+    assert float(total(agg.DnC(1), column(0, 4, 10), weights)) == pytest.approx(28 / 3)
 
 
 def test_meamed_and_dnc_by_hand():

@@ -73,6 +73,29 @@ def test_shared_and_kept_numbers_by_hand():
     assert result.model.b.tolist() == [0.0]  # the server's own never moves
 
 
+class Sum(TwoNumbers):
+    """F = ½(a + b − x)² on the one example x."""
+
+    def forward(self, x):
+        return self.a + self.b - x
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize(("epochs", "kept", "shared"), [((1, 1), 4.0, 2.0), ((2, 1), 6.0, 1.0), ((1, 2), 4.0, 3.0)])
+def test_fedrep_trains_what_it_keeps_first_by_hand(engine, epochs, kept, shared):
+    """One client with x = 8, b kept, full batches, rate ½, from 0: each step halves what a + b lacks of x.
+
+    One epoch each: b = x/2 = 4, then a = x/4 = 2 (the other order: a = 4, b = 2; together: a = b = 4). Two of b: 3x/4 = 6, then
+    a = x/8 = 1. One of b and two of a: 4, then 2 and 1 more.
+    """
+    data = eq.FederatedData(eq.ClientSet.pack([("0", torch.full((1, 1), 8.0, dtype=torch.float64), torch.zeros(1))]))
+    solver = eq.solvers.SGD(lr=0.5, batch_size=None)
+    algorithm = eq.Algorithm(personal=FedRep("b", *epochs), solver=solver, sampler=eq.sampling.Full())
+    result = eq.train(Sum(), data, algorithm, rounds=1, engine=engine, progress=False)
+    assert (result.model.a.tolist(), result.model.b.tolist()) == ([shared], [0.0])
+    assert result.personal.params(["0"]).tolist() == [[shared, kept]]
+
+
 def test_names_are_found_by_pattern_module_and_type():
     net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)))
     assert kept_names(net, ("2.*",)) == {"2.0.weight", "2.0.bias", "2.1.weight", "2.1.bias"}
