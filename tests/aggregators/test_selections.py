@@ -108,6 +108,9 @@ def test_the_mean_of_bulyan_is_weighted():
     # (0.4 + 0.3 + 0.4)/0.4.
     weights = torch.tensor([0.1, 0.1, 0.2, 0.1, 0.1, 0.2, 0.2], dtype=torch.float64)
     assert float(total(agg.Bulyan(1), column(0, 1, 2, 3, 4, 5, 100), weights)) == pytest.approx(2.75)
+    # The median counts heads, too: with 0.45 on 5 it would be 5, but is 3, and 2, 3, 4 have equal weights.
+    weights = torch.tensor([0.1, 0.1, 0.1, 0.1, 0.1, 0.45, 0.05], dtype=torch.float64)
+    assert float(total(agg.Bulyan(1), column(0, 1, 2, 3, 4, 5, 100), weights)) == pytest.approx(3.0)
 
 
 def test_the_centre_and_the_mean_of_dnc_are_weighted():

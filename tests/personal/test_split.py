@@ -252,6 +252,27 @@ def test_fedbn_agrees_in_loop_and_simulator_and_resumes(tmp_path):
     assert sum(moved) >= 4  # those that were drawn have statistics of their own
 
 
+def test_statistics_that_clients_keep_agree_in_loop_and_simulator_and_resume(tmp_path):
+    data, net = clients(torch.float64, examples=16), seeded(norm=nn.BatchNorm1d(5)).double()
+    method, given = Split(("statistics",)), {"solver": eq.solvers.SGD(lr=0.1, batch_size=3)}
+    loop, fast = (run(method, data, net, engine=engine, **given) for engine in ("loop", "simulator"))
+    file, ids = tmp_path / "run.safetensors", loop.personal.ids
+    run(method, data, net, rounds=2, checkpoint=file, **given)
+    again = run(method, data, net, checkpoint=file, **given)
+    torch.testing.assert_close(loop.params, fast.params, rtol=1e-9, atol=1e-9)
+    assert torch.equal(again.params, fast.params)
+    first, second = (loop.personal.model(name).body[1] for name in ids[:2])
+    assert torch.equal(first.weight, second.weight)  # scale and shift are shared
+    for name in ids:
+        one, two, three = (result.personal.model(name).state_dict() for result in (loop, fast, again))
+        for key, value in one.items():
+            torch.testing.assert_close(value, two[key], rtol=1e-9, atol=1e-9)
+            assert torch.equal(two[key], three[key]), key
+    means = [loop.personal.model(name).body[1].running_mean for name in ids]
+    assert sum(bool((mean != 0).any()) for mean in means) >= 4  # of those that were drawn
+    assert len({tuple(mean.tolist()) for mean in means}) >= 4  # each its own
+
+
 def test_what_makes_no_sense_is_refused():
     for make in (
         lambda: Split(""),
