@@ -273,6 +273,20 @@ def test_statistics_that_clients_keep_agree_in_loop_and_simulator_and_resume(tmp
     assert len({tuple(mean.tolist()) for mean in means}) >= 4  # each its own
 
 
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("method", [Split(("statistics",)), FedBN()], ids=repr)
+def test_kept_statistics_go_on_from_round_to_round_by_hand(method, engine):
+    # The inputs 0, 2 of one client and 3, 5 of the other are normalised first: their means are 1 and 4, whatever is trained.
+    # From 0, with the momentum 0.1 of BatchNorm and one full batch in a round, the running mean is 0.1, then 0.19 of them.
+    x = torch.tensor([[0.0], [2.0], [3.0], [5.0]], dtype=torch.float64)
+    triples = [(name, x[2 * k : 2 * k + 2], torch.tensor([0, 1])) for k, name in enumerate("ab")]
+    data, net = eq.FederatedData(eq.ClientSet.pack(triples)), nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)).double()
+    solver = eq.solvers.SGD(lr=0.1, batch_size=None)
+    result = run(method, data, net, rounds=2, solver=solver, clients_per_round=2, engine=engine)
+    means = [float(result.personal.model(name)[0].running_mean) for name in "ab"]
+    assert means == pytest.approx([0.19, 0.76])
+
+
 def test_what_makes_no_sense_is_refused():
     for make in (
         lambda: Split(""),
