@@ -3,8 +3,10 @@
 import math
 from statistics import NormalDist
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import assume, given, settings
 
 import equipoise as eq
 from equipoise import attacks
@@ -70,6 +72,39 @@ def test_ipm_turns_the_mean_round_where_the_theory_says(epsilon, turned):
     given = sent([[1.0], [1.0]])
     mean = float((given.honest.sum() + attacks.IPM(epsilon=epsilon).corrupt(given).sum()) / 3)
     assert (mean < 0) == turned
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0.5, 9.0), min_size=1, max_size=8), st.integers(1, 5), st.floats(0.0, 12.0))
+def test_ipm_turns_the_mean_if_and_only_if_epsilon_exceeds_the_honest_over_the_malicious(values, attackers, epsilon):
+    # With equal weights the mean of K is ((K − f) μ − f ε μ)/K: negative, for μ > 0, if and only if ε > (K − f)/f.
+    assume(abs(epsilon - len(values) / attackers) > 1e-6)
+    given = sent([[v] for v in values], attackers)
+    total = given.honest.sum() + attacks.IPM(epsilon=epsilon).corrupt(given).sum()
+    assert (float(total) < 0) == (epsilon > len(values) / attackers)
+
+
+updates_of_some = st.integers(1, 3).flatmap(
+    lambda width: st.lists(st.lists(st.floats(-5.0, 5.0), min_size=width, max_size=width), min_size=2, max_size=7)
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(updates_of_some, st.sampled_from(["deviation", "mean", "sign"]))
+def test_the_step_of_min_max_is_the_longest_that_stays_within_the_diameter(rows, direction):
+    # The distance to the honest update that limits γ is convex in γ and Δ at the border, so that it exceeds Δ beyond.
+    honest = torch.tensor(rows, dtype=torch.float64)
+    diameter = float(torch.cdist(honest, honest).max())
+    mean, spread = honest.mean(0), honest.std(0)
+    along = {"deviation": -spread, "mean": -mean / mean.norm().clamp(min=1e-9), "sign": -mean.sign()}[direction]
+    assume(diameter > 0.01 and float(along.norm()) > 0.01 and float(mean.norm()) > 1e-6)
+    point = attacks.MinMax(direction=direction).corrupt(sent(rows))[0]
+    step = float((point - mean) @ along / (along @ along))
+    torch.testing.assert_close(point, mean + step * along, rtol=1e-9, atol=1e-9)  # on the ray
+    assert step >= -1e-12
+    assert float((point - honest).norm(dim=1).max()) <= diameter * (1 + 1e-9)
+    beyond = mean + (step + 1e-3 * diameter / float(along.norm())) * along
+    assert float((beyond - honest).norm(dim=1).max()) > diameter
 
 
 def test_min_max_by_hand():

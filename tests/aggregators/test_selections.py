@@ -260,6 +260,21 @@ def test_the_mean_around_the_median_stays_within_a_width_of_the_honest_range(sen
     assert bool((found >= low - (high - low) - 1e-6).all() and (found <= high + (high - low) + 1e-6).all())
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(1, 2), st.integers(0, 2**40))
+def test_bulyan_with_unequal_weights_stays_within_a_width_of_the_honest_range(data, attackers, key):
+    # Heads count: of the K − 2f selected at most f are attackers', and of the K − 4f nearest their median each is as near as an
+    # honest value on its side. So all that are averaged are within one width of the range, and any weights keep the mean there.
+    honest = column(*(data.draw(values) for _ in range(data.draw(st.integers(3 * attackers + 3, 3 * attackers + 7)))))
+    updates = torch.cat([honest, column(*(data.draw(huge) for _ in range(attackers)))])
+    masses = torch.tensor([data.draw(st.floats(0.01, 1.0)) for _ in range(len(honest))], dtype=torch.float64)
+    weights = torch.cat([masses, torch.full((attackers,), data.draw(st.sampled_from([0.1, 5.0, 50.0])), dtype=torch.float64)])
+    order = torch.tensor(data.draw(st.permutations(range(len(updates)))))
+    found = float(total(agg.Bulyan(attackers), updates[order], (weights / weights.sum())[order], keys=order + key))
+    low, high = float(honest.min()), float(honest.max())
+    assert low - (high - low) - 1e-6 <= found <= high + (high - low) + 1e-6
+
+
 @settings(max_examples=80, deadline=None)
 @given(st.data(), st.integers(2, 4), st.integers(1, 3), st.integers(0, 2**40))
 def test_a_median_of_buckets_bears_attackers_below_one_in_two_sizes(data, size, attackers, key):

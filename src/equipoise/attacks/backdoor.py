@@ -41,7 +41,7 @@ class Backdoor:
     of `patch` × `patch` pixels in the lower right corner of images, or the last `patch` numbers of flat inputs, set to `value`
     as the data hold them (None: the largest value in the training data). `boost=None` multiplies by 1/π_k, of the client's
     weight π_k in the round: in a weighted mean whose other updates are small, the model is then replaced by the client's own.
-    Where weights are not known, as in FedBuff, it is the number of clients in the round. Of inputs with names, a
+    Where a `Sent` has no weights, it is the number of clients in the round. Of inputs with names, a
     dictionary of tensors, `leaf` names the tensor that gets the mark: Backdoor(…, leaf="image").
 
     Results have the column `backdoor_success`: of a client's examples of other classes, the share that the model calls
