@@ -15,6 +15,7 @@ from equipoise.errors import InvalidData, InvalidParameter
 from equipoise.runs.backdoor_rate import COLUMN, BackdoorProbe
 from equipoise.testing import check_attack
 from made_clients import make_clients
+from test_drift import FULL, parabolas, train
 
 
 def images(clients=6, size=8, seed=0):
@@ -76,6 +77,36 @@ def test_the_boost_multiplies_updates():
     sent = eq.attacks.Sent(torch.tensor([[1.0, -2.0]]), torch.zeros(1, dtype=torch.int64), 7)
     assert Backdoor(boost=3.0).corrupt(sent).tolist() == [[3.0, -6.0]]
     assert Backdoor(boost=None).corrupt(sent).tolist() == [[7.0, -14.0]]  # 1/π for seven equal weights
+    known = eq.attacks.Sent(torch.tensor([[1.0], [3.0]]), torch.arange(2), 7, weights=torch.tensor([0.25, 0.5]).double())
+    assert Backdoor(boost=None).corrupt(known).tolist() == [[4.0], [6.0]]
+
+
+class Boosts:
+    """The boost alone: examples stay as they are."""
+
+    share = 0.5
+
+    def __init__(self, seed):
+        self.seed = seed
+
+    def corrupt(self, sent):
+        return Backdoor(boost=None).corrupt(sent)
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator", eq.engines.Simulator(chunk_size=1)], ids=repr)
+@pytest.mark.parametrize("bad", ["c0", "c1"])
+@pytest.mark.parametrize("weights", ["examples", "uniform"])
+@pytest.mark.parametrize("aggregator", [eq.aggregators.WeightedMean(), eq.aggregators.MeaMed(0.0)], ids=repr)
+def test_a_boost_without_a_number_is_one_over_the_clients_weight(engine, weights, bad, aggregator):
+    # F_k = ½(w − x_k)², x = (0, 4) with 1 and 3 examples, one full-batch step of rate ½ from w = 1: u = (−½, 1½). By examples
+    # π = (¼, ¾). If c0 attacks it sends −½/¼ = −2 and w = 1 − ½ + ¾ · 1½ = 1.625; c1 sends 1½/¾ = 2 and w = 1 − ⅛ + 1½ = 2.375.
+    # Equal weights: 2u, so that w = 1 − ½ + ¾ = 1.25, or 1 − ¼ + 1½ = 2.25.
+    expected = {"examples": {"c0": 1.625, "c1": 2.375}, "uniform": {"c0": 1.25, "c1": 2.25}}[weights]
+    clean = parabolas([0.0, 4.0], counts=[1, 3])
+    data = next(found for seed in range(20) if (found := apply(clean, Boosts(seed))).malicious == {bad})
+    solver = eq.solvers.SGD(lr=0.5, batch_size=None, steps=1)
+    algorithm = eq.Algorithm(solver=solver, sampler=FULL, weights=weights, aggregator=aggregator)
+    assert float(train(data, algorithm, 1, engine, start=1.0).params) == pytest.approx(expected[bad])
 
 
 def test_a_model_that_always_says_the_target_has_a_rate_of_one():

@@ -3,8 +3,10 @@
 import math
 from statistics import NormalDist
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import assume, given, settings
 
 import equipoise as eq
 from equipoise import attacks
@@ -50,6 +52,20 @@ def test_alie_by_hand():
     assert float(attacks.ALIE(factor=1.5).corrupt(sent([[1.0], [2.0], [3.0]]))) == pytest.approx(0.5)
 
 
+def test_alie_has_no_factor_in_a_round_of_attackers_alone():
+    # K = f = 3: no honest client, and 3//2 + 1 − 3 = −1 supporters are needed. There is no deviation to hide in: 0.
+    assert [alie_factor(k, k) for k in range(1, 6)] == [0.0] * 5
+
+
+@ENGINES
+def test_a_run_in_which_everyone_is_an_attacker_of_alie(engine):
+    # Everyone is at 0 with a minimum at 1 and sends ½ after one step of rate ½. Nobody is honest, so that attackers send the
+    # mean of their own updates, ½; in the next round half of the way that is left: ¾.
+    data = attacks.apply(parabolas([1.0] * 4), attacks.ALIE(share=1.0))
+    algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=0.5, batch_size=None, steps=1), weights="uniform")
+    assert float(train(data, algorithm, 2, engine, clients_per_round=4).params) == pytest.approx(0.75)
+
+
 @pytest.mark.parametrize(("epsilon", "turned"), [(1.9, False), (2.1, True)])
 def test_ipm_turns_the_mean_round_where_the_theory_says(epsilon, turned):
     # Two honest clients at 1, one attacker at −ε: the mean (2 − ε)/3 is negative iff ε > (K − f)/f = 2.
@@ -58,9 +74,50 @@ def test_ipm_turns_the_mean_round_where_the_theory_says(epsilon, turned):
     assert (mean < 0) == turned
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0.5, 9.0), min_size=1, max_size=8), st.integers(1, 5), st.floats(0.0, 12.0))
+def test_ipm_turns_the_mean_if_and_only_if_epsilon_exceeds_the_honest_over_the_malicious(values, attackers, epsilon):
+    # With equal weights the mean of K is ((K − f) μ − f ε μ)/K: negative, for μ > 0, if and only if ε > (K − f)/f.
+    assume(abs(epsilon - len(values) / attackers) > 1e-6)
+    given = sent([[v] for v in values], attackers)
+    total = given.honest.sum() + attacks.IPM(epsilon=epsilon).corrupt(given).sum()
+    assert (float(total) < 0) == (epsilon > len(values) / attackers)
+
+
+updates_of_some = st.integers(1, 3).flatmap(
+    lambda width: st.lists(st.lists(st.floats(-5.0, 5.0), min_size=width, max_size=width), min_size=2, max_size=7)
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(updates_of_some, st.sampled_from(["deviation", "mean", "sign"]))
+def test_the_step_of_min_max_is_the_longest_that_stays_within_the_diameter(rows, direction):
+    # The distance to the honest update that limits γ is convex in γ and Δ at the border, so that it exceeds Δ beyond.
+    honest = torch.tensor(rows, dtype=torch.float64)
+    diameter = float(torch.cdist(honest, honest).max())
+    mean, spread = honest.mean(0), honest.std(0)
+    along = {"deviation": -spread, "mean": -mean / mean.norm().clamp(min=1e-9), "sign": -mean.sign()}[direction]
+    assume(diameter > 0.01 and float(along.norm()) > 0.01 and float(mean.norm()) > 1e-6)
+    point = attacks.MinMax(direction=direction).corrupt(sent(rows))[0]
+    step = float((point - mean) @ along / (along @ along))
+    torch.testing.assert_close(point, mean + step * along, rtol=1e-9, atol=1e-9)  # on the ray
+    assert step >= -1e-12
+    assert float((point - honest).norm(dim=1).max()) <= diameter * (1 + 1e-9)
+    beyond = mean + (step + 1e-3 * diameter / float(along.norm())) * along
+    assert float((beyond - honest).norm(dim=1).max()) > diameter
+
+
 def test_min_max_by_hand():
     # Honest −1, 0, 1: s = 1, diameter 2; the farthest point along −1 with ‖x − 1‖ ≤ 2 is −1.
     assert float(attacks.MinMax().corrupt(sent([[-1.0], [0.0], [1.0]]))) == pytest.approx(-1.0)
+
+
+@pytest.mark.parametrize("direction", ["deviation", "mean", "sign"])
+def test_min_max_goes_against_the_honest_mean(direction):
+    # Honest 1, 2, 3: μ = 2, s = 1, diameter 2, and p is −1 for each of the directions. μ − γ is within 2 of 3 for γ ≤ 1: both
+    # attackers send 1. Along +1 they would send 3.
+    given = sent([[1.0], [2.0], [3.0]], attackers=2)
+    assert attacks.MinMax(direction=direction).corrupt(given).flatten().tolist() == pytest.approx([1.0, 1.0])
 
 
 def test_min_max_is_on_the_border_and_never_beyond():
@@ -98,6 +155,14 @@ def test_mimic_copies_the_honest_update_that_stands_out():
     assert attacks.Mimic().corrupt(given).tolist() == [[5.0, 0.0]] * 2
     same = sent([[2.0, 1.0]] * 3)
     assert attacks.Mimic().corrupt(same).tolist() == [[2.0, 1.0]]
+
+
+def test_mimic_looks_for_the_spread_around_the_mean():
+    # μ = (32/3, 1/30); around it the updates are (4/3, −1/30), (−2/3, 92/30) and (−2/3, −91/30). Their sums of squares are 2.67
+    # and 18.6, and that of the products only −0.07: the spread is along the second coordinate, where (10, 3.1) is the farthest.
+    # Around 0 the first coordinate is the main one, 144 + 100 + 100 against 18.6, and (12, 0) is the farthest.
+    given = sent([[12.0, 0.0], [10.0, 3.1], [10.0, -3.0]], attackers=2)
+    assert attacks.Mimic().corrupt(given).tolist() == [[10.0, 3.1]] * 2
 
 
 def test_alone_among_themselves_attackers_do_not_fail():

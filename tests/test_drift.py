@@ -83,6 +83,15 @@ def test_fednova_ends_where_equal_steps_would_nearly(engine):
     assert float(train(data, plain, 150, engine).params) == pytest.approx(0.7305, abs=5e-5)
 
 
+@ENGINES
+def test_the_mean_length_of_fednova_is_weighted(engine):
+    # Both minima are at 1, and batches of one of the 1 and 3 examples are τ = (1, 3) steps. With weights by examples, ¼ and ¾,
+    # ā = ¼ · 1 + ¾ · 3 = 2.5. From 0 with η = 0.1: u = (0.1, 1 − 0.9³ = 0.271), and w = 2.5(¼ · 0.1 + ¾ · 0.271/3) = 0.231875.
+    # The plain mean of the steps, 2, would give 0.1855.
+    nova = eq.Algorithm(solver=SGD(lr=0.1, batch_size=1), aggregator=FedNova(), sampler=FULL, weights="examples")
+    assert float(train(parabolas([1.0, 1.0], counts=[1, 3]), nova, 1, engine).params) == pytest.approx(0.231875)
+
+
 @settings(max_examples=15)
 @given(
     solver=st.sampled_from(

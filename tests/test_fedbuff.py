@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, replace
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given, settings
 
 import equipoise as eq
 from equipoise.core.task import Task
@@ -86,6 +88,22 @@ def test_equal_durations_are_synchronous_bit_for_bit(engine, aggregator):
     assert torch.equal(clock.params, rounds.params)
     assert [r.loss for r in clock.history.rounds] == [r.loss for r in rounds.history.rounds]
     assert [r.clock for r in clock.history.rounds] == [float(t) for t in range(1, 9)]
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")  # a few rounds may stand still
+@settings(max_examples=8, deadline=None)
+@given(at_work=st.integers(1, 7), rounds=st.integers(1, 5), seed=st.integers(0, 2**30), unequal=st.booleans())
+def test_equal_durations_are_synchronous_for_any_number_of_clients_and_rounds(at_work, rounds, seed, unequal):
+    # Everyone begins at a version and is back at one instant: nobody is stale, and a buffer of all is the round.
+    columns = [torch.full((1 + k % 3, 1), float(k * k)) for k in range(7)]  # 1, 2 or 3 equal examples
+    data = FederatedData(ClientSet.pack([(f"c{k}", x, x) for k, x in enumerate(columns)]), name="points")
+    parts = {"weights": "examples" if unequal else "uniform"}
+    clock, plain = (
+        mean_run(data, sampler, rounds, at_work, engine="loop", seed=seed, parts=dict(parts))
+        for sampler in (FedBuff(buffer=at_work, spread=0.0), Uniform())
+    )
+    assert torch.equal(clock.params, plain.params)
+    assert [report.trained for report in clock.history.rounds] == [at_work] * rounds
 
 
 MIXED = FedBuff(buffer=3, per_step=0.1, spread=0.8)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 import equipoise as eq
@@ -49,6 +50,7 @@ from equipoise.testing import (
     check_solver,
 )
 from equipoise.testing.small_run import draw_everyone, make_small_task, perturb_params
+from made_clients import make_clients
 
 
 def three_groups(client):
@@ -163,6 +165,8 @@ PERSONALISATION = [
     personal.FedRep("bias", 2, 1),
     personal.FedBABU("bias", 1),
     personal.LGFedAvg("weight"),
+    personal.FedBN(),
+    personal.Split(("statistics",)),
     personal.PFedMe(2.0, 3),
 ]
 ATTACKS = [
@@ -372,7 +376,20 @@ def test_updates_are_corrupted_once_beside_one_that_is_left_out():
 @pytest.mark.parametrize("part", PERSONALISATION, ids=repr)
 def test_personalisation(part, engine):
     sampler = sampling.Full() if isinstance(part, personal.Mocha) else None
-    check_personalisation(part, algorithm=eq.Algorithm(solver=solvers.SGD(batch_size=5), sampler=sampler), engine=engine)
+    algorithm = eq.Algorithm(solver=solvers.SGD(batch_size=5), sampler=sampler)
+    own = needs_batch_norm() if isinstance(part, personal.Split) and part.kept[0] in NORMALISED else {}
+    check_personalisation(part, algorithm=algorithm, engine=engine, **own)
+
+
+NORMALISED = ("normalisation", "statistics")
+
+
+def needs_batch_norm():
+    """A model with a BatchNorm, and clients whose batches of 5 are never a single example."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
+    clients, validation = (make_clients(sizes, dtype=torch.float64) for sizes in ([5, 10, 5, 15, 20, 10, 3, 8], [6] * 8))
+    return {"model": model, "data": eq.FederatedData(clients, validation=validation, classes=3)}
 
 
 @pytest.mark.parametrize("part", ATTACKS, ids=repr)

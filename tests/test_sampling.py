@@ -1,8 +1,13 @@
+import math
+from itertools import pairwise
+
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given, settings
 
 from equipoise.errors import InvalidParameter
-from equipoise.sampling import Availability, Full, Poisson, Proportional, Uniform
+from equipoise.sampling import Availability, Full, MinSeparation, Poisson, Proportional, Uniform
 
 
 def alpha(*values):
@@ -148,3 +153,19 @@ def test_few_clients_all_take_part_and_none_gives_an_empty_cohort():
         sizes.add(len(cohort))
     assert {0, 8} < sizes
     assert sampler(23, base, clients_per_round=8, seed=0).clients.dtype == torch.int64
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(1, 5), st.integers(1, 23), st.integers(0, 2**40))
+def test_rounds_of_one_client_keep_their_separation(data, apart, rounds, seed):
+    # Client k is in one of `apart` groups whose turns come every `apart` rounds: at most ⌈T/apart⌉ in T rounds.
+    count = data.draw(st.integers(apart, 4 * apart))
+    size = data.draw(st.integers(1, count // apart))
+    sampler, taken = MinSeparation(apart), {}
+    for t in range(rounds):
+        cohort = sampler(t, torch.full((count,), 1 / count, dtype=torch.float64), clients_per_round=size, seed=seed)
+        assert len(set(cohort.clients.tolist())) == size
+        for client in cohort.clients.tolist():
+            taken.setdefault(client, []).append(t)
+    assert all(later - earlier >= sampler.separation for own in taken.values() for earlier, later in pairwise(own))
+    assert max(map(len, taken.values())) <= sampler.participations(rounds) == math.ceil(rounds / apart)

@@ -258,6 +258,8 @@ def make_plan(run: RunInRound, losses: Tensor | None) -> Planned:
         worker_losses = losses[places.to(losses.device)] if losses is not None else None
     fixed = 1.0 if denominator is None else denominator
     weights = torch.from_numpy(kept / (kept.sum() if denominator is None else denominator))
+    if run.setting.data.malicious:
+        workers = replace(workers, shares=weights)
     return run, Plan(cohort, losses, risk, workers, weights, worker_losses, dropped, fixed)
 
 

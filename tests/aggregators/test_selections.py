@@ -54,6 +54,13 @@ def test_centred_clipping_by_hand():
     assert float(total(agg.CentredClipping(None, 1), updates)) == 1.0
 
 
+def test_the_radius_of_centred_clipping_is_a_weighted_median():
+    # Distances 1, 1, 1, 100 from 0 with weights 0.1, 0.1, 0.1, 0.7: the weighted median is 100, so that nothing is clipped and
+    # the mean 0.3 + 70 is left. The plain median 1 would give 1.
+    weights = torch.tensor([0.1, 0.1, 0.1, 0.7], dtype=torch.float64)
+    assert float(total(agg.CentredClipping(None, 1), column(1, 1, 1, 100), weights)) == pytest.approx(70.3)
+
+
 def test_mixing_by_hand():
     # β = ¼ of 0, 1, 2, 100: each with its two nearest: 1, 1, 1, 34⅓. The median is 1; β = 0 makes all of them the mean.
     updates = column(0, 1, 2, 100)
@@ -94,6 +101,27 @@ def test_bulyan_by_hand():
     assert float(total(agg.Bulyan(1), updates)) == pytest.approx(3.0)
     with pytest.raises(InvalidParameter, match="Bulyan needs K ≥ 4f \\+ 3 = 7"):
         total(agg.Bulyan(1), updates[:6])
+
+
+def test_the_mean_of_bulyan_is_weighted():
+    # As above 1 … 5 are selected, by heads; of those 2, 3, 4 are nearest their median 3. Their weights are 0.2, 0.1, 0.1:
+    # (0.4 + 0.3 + 0.4)/0.4.
+    weights = torch.tensor([0.1, 0.1, 0.2, 0.1, 0.1, 0.2, 0.2], dtype=torch.float64)
+    assert float(total(agg.Bulyan(1), column(0, 1, 2, 3, 4, 5, 100), weights)) == pytest.approx(2.75)
+    # The median counts heads, too: with 0.45 on 5 it would be 5, but is 3, and 2, 3, 4 have equal weights.
+    weights = torch.tensor([0.1, 0.1, 0.1, 0.1, 0.1, 0.45, 0.05], dtype=torch.float64)
+    assert float(total(agg.Bulyan(1), column(0, 1, 2, 3, 4, 5, 100), weights)) == pytest.approx(3.0)
+
+
+def test_the_centre_and_the_mean_of_dnc_are_weighted():
+    # The centre of 0, 1, 2, 3, 100 is 0.1 + 0.2 + 0.6 + 20 = 20.9, from which 100 is the farthest. The mean of the others is
+    # (0.1 + 0.2 + 0.6)/0.8.
+    weights = torch.tensor([0.4, 0.1, 0.1, 0.2, 0.2], dtype=torch.float64)
+    assert float(total(agg.DnC(1), column(0, 1, 2, 3, 100), weights)) == pytest.approx(1.125)
+    # The centre of 0, 4, 10 is 0.4 + 8 = 8.4, from which 0 is the farthest: (0.4 + 8)/0.9 is left. Around the plain mean 14/3
+    # it would be 10.
+    weights = torch.tensor([0.1, 0.1, 0.8], dtype=torch.float64)
+    assert float(total(agg.DnC(1), column(0, 4, 10), weights)) == pytest.approx(28 / 3)
 
 
 def test_meamed_and_dnc_by_hand():
@@ -230,6 +258,21 @@ def test_the_mean_around_the_median_stays_within_a_width_of_the_honest_range(sen
     found = total(agg.MeaMed(beta), torch.cat([honest, bad]), weights)
     low, high = honest.min(0).values, honest.max(0).values
     assert bool((found >= low - (high - low) - 1e-6).all() and (found <= high + (high - low) + 1e-6).all())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(1, 2), st.integers(0, 2**40))
+def test_bulyan_with_unequal_weights_stays_within_a_width_of_the_honest_range(data, attackers, key):
+    # Heads count: of the K − 2f selected at most f are attackers', and of the K − 4f nearest their median each is as near as an
+    # honest value on its side. So all that are averaged are within one width of the range, and any weights keep the mean there.
+    honest = column(*(data.draw(values) for _ in range(data.draw(st.integers(3 * attackers + 3, 3 * attackers + 7)))))
+    updates = torch.cat([honest, column(*(data.draw(huge) for _ in range(attackers)))])
+    masses = torch.tensor([data.draw(st.floats(0.01, 1.0)) for _ in range(len(honest))], dtype=torch.float64)
+    weights = torch.cat([masses, torch.full((attackers,), data.draw(st.sampled_from([0.1, 5.0, 50.0])), dtype=torch.float64)])
+    order = torch.tensor(data.draw(st.permutations(range(len(updates)))))
+    found = float(total(agg.Bulyan(attackers), updates[order], (weights / weights.sum())[order], keys=order + key))
+    low, high = float(honest.min()), float(honest.max())
+    assert low - (high - low) - 1e-6 <= found <= high + (high - low) + 1e-6
 
 
 @settings(max_examples=80, deadline=None)

@@ -26,12 +26,14 @@ def method(strength, steps=12, lr=0.3, rate=0.5, server=1.0):
 @ENGINES
 def test_the_shared_model_is_the_mean_and_own_models_lie_between(engine):
     # With exact inner solves θ_k = (x_k + λy)/(1 + λ): w → x̄ = 3, and θ_k = (x_k + 3λ)/(1 + λ): for λ = 2 (7/3, 8/3, 4).
-    result = train(parabolas(POINTS), method(2.0), 40, engine)  # ηλ = 1: w comes nearer by a third in every round
+    # ηλ = ½, so that y_k = (w + θ_k)/2 is another number, (8/3, 17/6, 7/2), and w − 3 becomes ½ + ½ · ⅔ = ⅚ of itself.
+    algorithm = method(2.0, rate=0.25)
+    result = train(parabolas(POINTS), algorithm, 100, engine)
     assert float(result.params) == pytest.approx(3.0, abs=1e-6)
     own = result.personal.params(["c0", "c1", "c2"]).flatten()
     assert own.tolist() == pytest.approx([7 / 3, 8 / 3, 4.0], abs=1e-6)
-    ditto = replace(method(2.0), personal=Ditto(2.0, solver=SGD(lr=0.3, batch_size=None, steps=12)))
-    assert train(parabolas(POINTS), ditto, 40, engine).personal.params(["c0", "c1", "c2"]).flatten().tolist() == pytest.approx(
+    ditto = replace(algorithm, personal=Ditto(2.0, solver=SGD(lr=0.3, batch_size=None, steps=12)))
+    assert train(parabolas(POINTS), ditto, 100, engine).personal.params(["c0", "c1", "c2"]).flatten().tolist() == pytest.approx(
         own.tolist(), abs=1e-5
     )
 

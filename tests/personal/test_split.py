@@ -73,6 +73,29 @@ def test_shared_and_kept_numbers_by_hand():
     assert result.model.b.tolist() == [0.0]  # the server's own never moves
 
 
+class Sum(TwoNumbers):
+    """F = ½(a + b − x)² on the one example x."""
+
+    def forward(self, x):
+        return self.a + self.b - x
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize(("epochs", "kept", "shared"), [((1, 1), 4.0, 2.0), ((2, 1), 6.0, 1.0), ((1, 2), 4.0, 3.0)])
+def test_fedrep_trains_what_it_keeps_first_by_hand(engine, epochs, kept, shared):
+    """One client with x = 8, b kept, full batches, rate ½, from 0: each step halves what a + b lacks of x.
+
+    One epoch each: b = x/2 = 4, then a = x/4 = 2 (the other order: a = 4, b = 2; together: a = b = 4). Two of b: 3x/4 = 6, then
+    a = x/8 = 1. One of b and two of a: 4, then 2 and 1 more.
+    """
+    data = eq.FederatedData(eq.ClientSet.pack([("0", torch.full((1, 1), 8.0, dtype=torch.float64), torch.zeros(1))]))
+    solver = eq.solvers.SGD(lr=0.5, batch_size=None)
+    algorithm = eq.Algorithm(personal=FedRep("b", *epochs), solver=solver, sampler=eq.sampling.Full())
+    result = eq.train(Sum(), data, algorithm, rounds=1, engine=engine, progress=False)
+    assert (result.model.a.tolist(), result.model.b.tolist()) == ([shared], [0.0])
+    assert result.personal.params(["0"]).tolist() == [[shared, kept]]
+
+
 def test_names_are_found_by_pattern_module_and_type():
     net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)))
     assert kept_names(net, ("2.*",)) == {"2.0.weight", "2.0.bias", "2.1.weight", "2.1.bias"}
@@ -227,6 +250,41 @@ def test_fedbn_agrees_in_loop_and_simulator_and_resumes(tmp_path):
             assert torch.equal(two[key], three[key]), key
     moved = [not torch.equal(loop.personal.model(name).body[1].running_mean, torch.zeros(5).double()) for name in ids]
     assert sum(moved) >= 4  # those that were drawn have statistics of their own
+
+
+def test_statistics_that_clients_keep_agree_in_loop_and_simulator_and_resume(tmp_path):
+    data, net = clients(torch.float64, examples=16), seeded(norm=nn.BatchNorm1d(5)).double()
+    method, given = Split(("statistics",)), {"solver": eq.solvers.SGD(lr=0.1, batch_size=3)}
+    loop, fast = (run(method, data, net, engine=engine, **given) for engine in ("loop", "simulator"))
+    file, ids = tmp_path / "run.safetensors", loop.personal.ids
+    run(method, data, net, rounds=2, checkpoint=file, **given)
+    again = run(method, data, net, checkpoint=file, **given)
+    torch.testing.assert_close(loop.params, fast.params, rtol=1e-9, atol=1e-9)
+    assert torch.equal(again.params, fast.params)
+    first, second = (loop.personal.model(name).body[1] for name in ids[:2])
+    assert torch.equal(first.weight, second.weight)  # scale and shift are shared
+    for name in ids:
+        one, two, three = (result.personal.model(name).state_dict() for result in (loop, fast, again))
+        for key, value in one.items():
+            torch.testing.assert_close(value, two[key], rtol=1e-9, atol=1e-9)
+            assert torch.equal(two[key], three[key]), key
+    means = [loop.personal.model(name).body[1].running_mean for name in ids]
+    assert sum(bool((mean != 0).any()) for mean in means) >= 4  # of those that were drawn
+    assert len({tuple(mean.tolist()) for mean in means}) >= 4  # each its own
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("method", [Split(("statistics",)), FedBN()], ids=repr)
+def test_kept_statistics_go_on_from_round_to_round_by_hand(method, engine):
+    # The inputs 0, 2 of one client and 3, 5 of the other are normalised first: their means are 1 and 4, whatever is trained.
+    # From 0, with the momentum 0.1 of BatchNorm and one full batch in a round, the running mean is 0.1, then 0.19 of them.
+    x = torch.tensor([[0.0], [2.0], [3.0], [5.0]], dtype=torch.float64)
+    triples = [(name, x[2 * k : 2 * k + 2], torch.tensor([0, 1])) for k, name in enumerate("ab")]
+    data, net = eq.FederatedData(eq.ClientSet.pack(triples)), nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)).double()
+    solver = eq.solvers.SGD(lr=0.1, batch_size=None)
+    result = run(method, data, net, rounds=2, solver=solver, clients_per_round=2, engine=engine)
+    means = [float(result.personal.model(name)[0].running_mean) for name in "ab"]
+    assert means == pytest.approx([0.19, 0.76])
 
 
 def test_what_makes_no_sense_is_refused():

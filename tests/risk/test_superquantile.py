@@ -396,3 +396,19 @@ def test_losses_that_differ_by_rounding_are_equal(rule, tail):
     rounded = torch.tensor([math.log(3) * (1 + s * 2e-16) for s in (-2, 1, 0, 2)], dtype=torch.float64)
     assert len(set(rounded.tolist())) > 1
     torch.testing.assert_close(Superquantile(tail, rule=rule)(rounded, alpha).weights, alpha)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0.01, 1.0), st.floats(0.0, 5.0), st.booleans()), min_size=2, max_size=9),
+    st.floats(0.05, 1.0),
+    st.sampled_from(["exact", "threshold"]),
+)
+def test_clients_with_base_mass_b_get_at_most_b_over_the_tail(clients, tail, rule):
+    # Weights are at most α_k/θ, whatever losses some clients report: so attackers of base mass b hold at most b/θ of π.
+    masses, reported, liars = (list(each) for each in zip(*clients, strict=True))
+    alpha, lying = tensor(masses) / sum(masses), torch.tensor(liars)
+    losses = torch.where(lying, 1e6, tensor(reported))
+    weights = Superquantile(tail, rule=rule)(losses, alpha).weights
+    share = weights / weights.sum()
+    assert float(share[lying].sum()) <= min(1.0, float(alpha[lying].sum()) / tail) + 1e-9

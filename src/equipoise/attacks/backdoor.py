@@ -39,8 +39,9 @@ class Backdoor:
 
     `examples` is the share of each malicious client's training examples that get the mark and the label. The mark is a square
     of `patch` × `patch` pixels in the lower right corner of images, or the last `patch` numbers of flat inputs, set to `value`
-    as the data hold them (None: the largest value in the training data). `boost=None` multiplies by the number of clients in
-    the round, which is 1/π_k for equal weights: the model is then replaced by the client's own. Of inputs with names, a
+    as the data hold them (None: the largest value in the training data). `boost=None` multiplies by 1/π_k, of the client's
+    weight π_k in the round: in a weighted mean whose other updates are small, the model is then replaced by the client's own.
+    Where a `Sent` has no weights, it is the number of clients in the round. Of inputs with names, a
     dictionary of tensors, `leaf` names the tensor that gets the mark: Backdoor(…, leaf="image").
 
     Results have the column `backdoor_success`: of a client's examples of other classes, the share that the model calls
@@ -70,7 +71,7 @@ class Backdoor:
         require_integer("patch", self.patch, 1)
         require_number("value", self.value, "(-∞, ∞)", none="the largest value in the data")
         require_number("examples", self.examples, "(0, 1]")
-        require_number("boost", self.boost, "(0, ∞)", none="the size of the cohort")
+        require_number("boost", self.boost, "(0, ∞)", none="one over the client's weight")
         good = self.leaf is None or isinstance(self.leaf, str)
         require(good, "leaf", "must be the name of an input, or None for inputs without names", self.leaf)
 
@@ -92,6 +93,8 @@ class Backdoor:
 
     def corrupt(self, sent: Sent) -> Tensor:
         """The updates (k, D) in `sent`, multiplied by `boost`."""
+        if self.boost is None and sent.weights is not None:
+            return sent.updates / sent.weights.to(sent.updates).unsqueeze(1)
         return sent.updates * float(sent.cohort if self.boost is None else self.boost)
 
     def mark_value(self, clients: ClientSet) -> float:

@@ -30,12 +30,14 @@ def honest_deviation(sent: Sent) -> Tensor:
 def alie_factor(clients: int, attackers: int) -> float:
     """How far a majority can be pulled unnoticed: z = Φ⁻¹((K − f − q)/(K − f)) with q = ⌊K/2⌋ + 1 − f, at least 0.
 
-    >>> round(alie_factor(25, 5), 4), alie_factor(10, 1)
-    (0.2533, 0.0)
+    It is 0 as well where all clients of a round are attackers.
+
+    >>> round(alie_factor(25, 5), 4), alie_factor(10, 1), alie_factor(3, 3)
+    (0.2533, 0.0, 0.0)
     """
     honest = clients - attackers
     supporters = clients // 2 + 1 - attackers
-    if honest <= supporters:
+    if honest <= max(supporters, 0):  # nobody to hide among, or a majority without any of the honest
         return 0.0
     share = min((honest - supporters) / honest, 1 - 1e-12)
     return max(0.0, float(torch.special.ndtri(torch.tensor(share, dtype=torch.float64))))

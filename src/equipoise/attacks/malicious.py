@@ -42,6 +42,7 @@ class Sent:
     cohort: int  # how many clients send an update in this round
     honest: Tensor | None = None  # (h, D) of the other clients of the round, for attacks that see them (`omniscient`)
     honest_names: Tensor | None = None  # (h,) int64, a number of each of these clients, the same in every round
+    weights: Tensor | None = None  # (k,) float64, π_k of the malicious clients in the aggregate, where it is known
 
 
 def malicious_clients(clients: ClientSet, share: float, seed: int) -> tuple[str, ...]:
@@ -105,12 +106,13 @@ def sees_all_updates(data: FederatedData) -> bool:
 
 
 def corrupted(
-    data: FederatedData, updates: Tensor, clients: Tensor, keys: Tensor, cohort: int, *, whole_cohort: bool = False
-) -> Tensor:
+    data: FederatedData, updates: Tensor, clients: Tensor, keys: Tensor, cohort: int, shares: Tensor | None = None, *,
+    whole_cohort: bool = False,
+) -> Tensor:  # fmt: skip
     """Updates (k, D) of the clients at positions (k,) as they arrive: those of malicious clients as the attack makes them.
 
-    An attack that sees all updates of a round waits until it is given the `whole_cohort`. What arrives in another length or
-    shape is no update: it becomes NaN, which the round rejects and names.
+    `shares` (k,) are the clients' weights in the aggregate. An attack that sees all updates of a round waits until it is given
+    the `whole_cohort`. What arrives in another length or shape is no update: it becomes NaN, which the round rejects and names.
     """
     traits = attack_traits(data.attack)
     corrupt = traits.corrupt if data.malicious else None
@@ -122,7 +124,8 @@ def corrupted(
     honest, names = (None, None)
     if traits.omniscient:
         honest, names = updates[~bad], data.train.keys[clients.to(data.train.keys.device)].cpu()[~bad.cpu()]
-    sent = corrupt(Sent(updates[bad], keys[bad.to(keys.device)], cohort, honest, names))
+    weights = None if shares is None else shares[bad.to(shares.device)]
+    sent = corrupt(Sent(updates[bad], keys[bad.to(keys.device)], cohort, honest, names, weights))
     good = isinstance(sent, Tensor) and sent.shape == updates[bad].shape
     changed = updates.clone()
     changed[bad] = sent.to(updates) if good else math.nan
@@ -133,7 +136,7 @@ def corrupted_work(data: FederatedData, work: LocalWork, params: Tensor, cohort:
     """Updates (K, D) of a whole cohort as they arrive, where malicious clients see all of them before they send."""
     names = data.train.keys[cohort.clients.to(data.train.keys.device)].cpu()
     keys = rng.client_keys(rng.stream_key(cohort.seed, "batches", cohort.round), names)
-    sent = corrupted(data, work.update, cohort.clients, keys, len(cohort), whole_cohort=True)
+    sent = corrupted(data, work.update, cohort.clients, keys, len(cohort), cohort.shares, whole_cohort=True)
     return replace(as_local_work(sent, params, work.losses), rows=work.rows)
 
 

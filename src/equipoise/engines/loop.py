@@ -168,7 +168,8 @@ class LoopEngine(Engine):
         work = self._train_client(params, cohort, place, solver)
         here = cohort.clients[place : place + 1]
         key = self._key(cohort, int(here)).reshape(1)
-        return work._replace(update=corrupted(self.data, work.update.unsqueeze(0), here, key, len(cohort))[0])
+        share = None if cohort.shares is None else cohort.shares[place : place + 1]
+        return work._replace(update=corrupted(self.data, work.update.unsqueeze(0), here, key, len(cohort), share)[0])
 
     def _key(self, cohort: Cohort, k: int) -> Tensor:
         return rng.client_keys(rng.stream_key(cohort.seed, "batches", cohort.round), self.train.keys[k])

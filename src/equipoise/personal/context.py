@@ -43,7 +43,7 @@ class PersonalContext:
         """
         stream = rng.stream_key(cohort.seed, "batches", cohort.round)
         keys = rng.client_keys(stream, self.data.train.keys.cpu()[cohort.clients]).to(differences.device)
-        arrived = corrupted(self.data, differences, cohort.clients, keys, len(cohort), whole_cohort=True)
+        arrived = corrupted(self.data, differences, cohort.clients, keys, len(cohort), cohort.shares, whole_cohort=True)
         lost = torch.isinf(as_local_work(arrived, params).sq_norms)
         if not bool(lost.any()):
             return arrived

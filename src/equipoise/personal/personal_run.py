@@ -101,7 +101,7 @@ class PersonalRun:
             return None
         stream = rng.stream_key(cohort.seed, "batches", cohort.round)
         keys = rng.client_keys(stream, self.clients.keys.cpu()[cohort.clients]).to(sent.device)
-        return corrupted(self.context.data, sent, cohort.clients, keys, len(cohort), whole_cohort=True)
+        return corrupted(self.context.data, sent, cohort.clients, keys, len(cohort), cohort.shares, whole_cohort=True)
 
     def _rows_of(self, state: PersonalState, params: Tensor, clients: Tensor) -> Tensor:
         """What clients at positions (K,) keep, (K, width), like `params`."""

@@ -149,6 +149,7 @@ class RunOnClock:
         share = base / base.sum()
         factors = torch.tensor([self.rule.factor(state.round - f.version) for f in flights], dtype=torch.float64)
         everyone = Cohort(state.round, setting.seed, clients, base, torch.ones_like(base))
+        everyone = replace(everyone, shares=share) if setting.data.malicious else everyone
         plan = Plan(everyone, None, RiskValue(torch.tensor(float("nan")), base), everyone, share, None, 0)
         jobs = []
         for version in dict.fromkeys(f.version for f in flights):

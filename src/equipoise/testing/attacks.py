@@ -39,9 +39,9 @@ def check_attack(
 
     `share` of the training clients, to the nearest, are malicious; another `seed` draws others. Data that the attack poisons
     keep their clients, sizes and the examples of clean clients; the data it is given are not written to, and applying it
-    again repeats. What a malicious client sends depends on its own update, its key and the cohort's size alone (if it is
-    omniscient also on the honest updates, in any order), so that engines may ask for one client or for many; clean clients
-    send what they send without the attack.
+    again repeats. What a malicious client sends depends on its own update, its key, its weight and the cohort's size alone (if
+    it is omniscient also on the honest updates, in any order), so that engines may ask for one client or for many; clean
+    clients send what they send without the attack.
 
     >>> import equipoise as eq
     >>> check_attack(eq.attacks.SignFlip())  # nothing is returned: all laws hold

@@ -127,7 +127,8 @@ def _check_calls(case: PersonalCase) -> None:
         if sent is None or repeated is None:  # clients send what they would send without the method
             hold(sent is repeated, method, "updates repeat")
             return
-        hold(sent.shape == (len(cohort), dimension), method, "each client sends an update of D numbers", tuple(sent.shape))
+        sent_size = setting.task.layout.dimension  # carried values do not go this way
+        hold(sent.shape == (len(cohort), sent_size), method, "each client sends an update of D numbers", tuple(sent.shape))
         hold(is_finite(sent), method, "the updates that clients send are finite", sent)
         agree(method, "updates repeat", sent, repeated)
 
@@ -147,7 +148,7 @@ def _check_runs(case: PersonalCase) -> None:
         never = torch.ones(len(models), dtype=torch.bool)
         never[took_part] = False
         served = models[never.to(models.device)]
-        agree(case.method, "a client that never took part is served the shared model", served, state.params.expand_as(served))
+        agree(case.method, "a client that never took part is served the shared model", served, state.model.expand_as(served))
     resumed, later = _run(case, case.method, resumed=True)
     same = torch.equal(later.params, state.params) and torch.equal(_all_models(resumed, later), models)
     hold(same, case.method, "a run that is resumed from a checkpoint ends with the same models")
@@ -193,4 +194,4 @@ def _personal(setting: Setting) -> PersonalWork:
 
 def _all_models(setting: Setting, state: ServerState) -> Tensor:
     everyone = torch.arange(len(setting.data.train))
-    return _personal(setting).models(state.personal, state.params, everyone, state.round)
+    return _personal(setting).models(state.personal, state.model, everyone, state.round)

@@ -25,6 +25,7 @@ class Cohort:
     rows: Tensor | None = None  # (K, width), what each client has kept for its solver since its last round
     rate_of: int | None = None  # the round whose learning rate holds; None: this one's
     prox: Tensor | None = None  # (K,), the strength with which each client is pulled to the round's model; None: by the solver
+    shares: Tensor | None = None  # (K,) π_k, the weights of the aggregate, for attacks; None: nobody asks, or not known
 
     def __len__(self) -> int:
         return self.clients.shape[0]
@@ -40,9 +41,10 @@ class Cohort:
 
     def take(self, keep: Tensor) -> Cohort:
         """The sub-cohort at a boolean mask or positions; base weights are kept as they are."""
-        effort, rows, prox = (None if each is None else each[keep] for each in (self.effort, self.rows, self.prox))
+        own = (self.effort, self.rows, self.prox, self.shares)
+        effort, rows, prox, shares = (None if each is None else each[keep] for each in own)
         chosen = self.clients[keep], self.weights[keep], self.inclusion[keep]
-        return Cohort(self.round, self.seed, *chosen, effort, rows, self.rate_of, prox)
+        return Cohort(self.round, self.seed, *chosen, effort, rows, self.rate_of, prox, shares)
 
 
 @dataclass(frozen=True, eq=False)

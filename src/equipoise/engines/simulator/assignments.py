@@ -55,7 +55,9 @@ class Assignment:
         sent, chunk = result.dense(worker.space), result.chunk
         if worker.data.malicious and self.cohorts:
             for owner, rows in owner_stretches(chunk.owners):
-                arrived = corrupted(worker.data, sent[rows], chunk.clients[rows], chunk.keys[rows], self.cohorts[owner])
+                shares = None if chunk.shares is None else chunk.shares[rows]
+                size = self.cohorts[owner]
+                arrived = corrupted(worker.data, sent[rows], chunk.clients[rows], chunk.keys[rows], size, shares)
                 sent[rows] = arrived
         return sent
 

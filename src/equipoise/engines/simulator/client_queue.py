@@ -62,6 +62,7 @@ class ClientQueue:
     pull: Pull | None
     rows: Tensor | None = None  # (K, width), what each client has kept for its solver
     carried: Tensor | None = None  # (M, C), the carried values of the models, if they have any
+    shares: Tensor | None = None  # (K,) π_k, for attacks
 
     @classmethod
     def of(cls, jobs: Sequence[Job], rule: LocalRule, clients: ClientSet, pull: Pull | None = None) -> ClientQueue:
@@ -87,7 +88,10 @@ class ClientQueue:
         pull = None if pull is None else _pull_of(pull, picked.to(device))
         kept = [job.cohort.rows for job in jobs if job.cohort.rows is not None]
         rows = torch.cat(kept)[picked].to(device) if kept else None
-        return cls(models, owner, place, positions[picked], keys[picked].to(device), size, taken, own, pull, rows)
+        known = [job.cohort.shares for job in jobs if job.cohort.shares is not None]
+        shares = torch.cat(known)[picked] if len(known) == len(jobs) else None
+        keys = keys[picked].to(device)
+        return cls(models, owner, place, positions[picked], keys, size, taken, own, pull, rows, shares=shares)
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -97,7 +101,8 @@ class ClientQueue:
         pull = None if self.pull is None else _pull_of(self.pull, part)
         names = ("owners", "places", "clients", "keys", "sizes", "steps")
         each: dict[str, Any] = {name: getattr(self, name)[part] for name in names}
-        return replace(self, **each, pull=pull, rows=None if self.rows is None else self.rows[part])
+        rows, shares = (None if values is None else values[part] for values in (self.rows, self.shares))
+        return replace(self, **each, pull=pull, rows=rows, shares=shares)
 
     def share(self, count: int) -> list[ClientQueue]:
         """The queue dealt out to `count` processes: every count-th client each."""
