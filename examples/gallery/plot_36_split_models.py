@@ -1,11 +1,10 @@
 """
-Which part of the network should be each client's own?
+Split models: each client keeps the layers that differ
 ======================================================
 
-A split model has shared layers and layers that each client keeps. In the left picture, clients differ in their labels:
-every client holds two classes. In the right picture, they differ in their inputs: every client has its own brightness
+A split model has shared layers and layers that each client keeps. Here every client has pictures of its own brightness
 and contrast. Clients keep the head (FedRep, FedBABU), the normalisation layers (FedBN) or everything but the head
-(LG-FedAvg).
+(LG-FedAvg). Own normalisation layers undo the brightness, and all other layers learn from all clients.
 """
 
 import matplotlib.pyplot as plt
@@ -15,15 +14,15 @@ from torch import nn
 
 import equipoise as eq
 
-labels = eq.data.digits(clients=20, partition="classes", split_by="examples", test=0.3, seed=0)
+digits = eq.data.digits(clients=20, split_by="examples", test=0.3, seed=0)
 rng = np.random.default_rng(0)
-x, y = np.concatenate([labels.train.x, labels.test.x]), np.concatenate([labels.train.y, labels.test.y])
+x, y = np.concatenate([digits.train.x, digits.test.x]), np.concatenate([digits.train.y, digits.test.y])
 order = rng.permutation(len(x))
 clients = {}
 for k, rows in enumerate(np.array_split(order, 20)):
     pictures = x[rows].reshape(len(rows), -1) / 16 * rng.choice([0.3, 1.0, 3.0]) + rng.uniform(-1, 1)
     clients[f"client {k}"] = (pictures.astype("float32"), y[rows])
-inputs = eq.data.from_dict(clients, split_by="examples", test=0.3, seed=0)
+data = eq.data.from_dict(clients, split_by="examples", test=0.3, seed=0)
 
 torch.manual_seed(0)
 net = nn.Sequential()
@@ -38,15 +37,11 @@ methods = {
     "LG-FedAvg": personal.LGFedAvg(("body", "statistics")),
 }
 solver = eq.solvers.SGD(lr=0.3, batch_size=None, epochs=4)
-figure, axes = plt.subplots(1, 2, sharey=True, figsize=(9.5, 4))
-for axis, (title, data) in zip(axes, {"own labels": labels, "own brightness": inputs}.items(), strict=True):
-    for place, method in enumerate(methods.values()):
-        algorithm = eq.Algorithm(personal=method, solver=solver)
-        result = eq.train(net, data, algorithm, rounds=15, clients_per_round=10, seed=0)
-        error = 100 * np.asarray(result.clients.where("test").served_error)
-        axis.scatter(place + rng.uniform(-0.2, 0.2, len(error)), error, s=12, alpha=0.6)
-        axis.hlines(error.mean(), place - 0.35, place + 0.35, color="black", lw=2.5)
-    axis.set(title=f"Clients with their {title}")
-    axis.set_xticks(range(len(methods)), methods, rotation=30)
-axes[0].set_ylabel("test error of a client in %; line: mean")
+for place, method in enumerate(methods.values()):
+    result = eq.train(net, data, eq.Algorithm(personal=method, solver=solver), rounds=15, clients_per_round=10, seed=0)
+    error = 100 * np.asarray(result.clients.where("test").served_error)
+    plt.scatter(place + rng.uniform(-0.2, 0.2, len(error)), error, s=14, alpha=0.6)
+    plt.hlines(error.mean(), place - 0.35, place + 0.35, color="black", lw=2.5)
+plt.xticks(range(len(methods)), methods)
+plt.ylabel("test error of a client in %; line: mean")
 plt.show()
