@@ -65,6 +65,7 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "remove_config_comments": True,
     "reset_modules": ("matplotlib", gallery_style.reset),
+    "reset_modules_order": "both",
     "image_scrapers": ("matplotlib",),
     "thumbnail_size": (400, 280),
     "image_srcset": ["2x"],

@@ -1,7 +1,10 @@
 """The documents: Python blocks of the README and of docs/ run, links lead somewhere, lines wrap at 120 columns."""
 
+import csv
+import os
 import re
 import shutil
+import subprocess
 import sys
 import tomllib
 from contextlib import nullcontext
@@ -21,8 +24,11 @@ NOTICES = {"docs/howto/predict.md": "'occupation' holds categories that training
 PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if not MADE & set(p.parts))]
 
 
+COPIED = ("start.md", "federation.md")  # notebooks that are also run as a reader who copies them does: without a notice
+
+
 def blocks(page: Path) -> list[str]:
-    return site_checks.executed_blocks(page.read_text(encoding="utf-8"))
+    return site_checks.executed_blocks(page.read_text(encoding="utf-8"), cells=page.name in COPIED)
 
 
 def page_name(page: Path) -> str:
@@ -68,16 +74,143 @@ def test_no_block_of_code_is_left_out(page):
     text = page.read_text(encoding="utf-8")
     from command_page import commands
 
-    options = {name: {o for p in command.params for o in (*p.opts, *p.secondary_opts)} for name, command in commands().items()}
-    options["flower node"] |= {"--superlink", "--node-config"}  # it passes on the options of flower-supernode
+    passed_on = {"flower node": {"--superlink", "--node-config"}}  # options of flower-supernode
     assert site_checks.unexecuted_blocks(text) == []
-    assert site_checks.wrong_toml(text) + site_checks.unknown_commands(text, options) == []
+    assert site_checks.wrong_toml(text) + site_checks.unknown_commands(text, commands(), passed_on) == []
+
+
+def test_the_commands_of_start_run(tmp_path, monkeypatch):
+    """The file, the configuration and the commands of its part "Without writing code", as a reader copies them."""
+    page = ROOT / "docs" / "start.md"
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page):
+        if 'open("' in block:  # those that write the two tables
+            exec(compile(block, page.name, "exec"), {})  # noqa: S102
+    text = page.read_text(encoding="utf-8").split("## Without writing code")[1]
+    ((_, configuration),) = site_checks.toml_blocks(text)
+    (tmp_path / "visits.toml").write_text(configuration, encoding="utf-8")
+    commands = [words for fence in site_checks.fences(text) if not fence.language
+                for _, words in site_checks.equipoise_commands(f"```\n{fence.text}```\n")]  # fmt: skip
+    assert [words[0] for words in commands] == ["run", "predict"]
+    for words in commands:
+        shown = in_shell([sys.executable, "-m", "equipoise", *words], tmp_path)
+        assert words[0] != "run" or "90th percentile" in shown
+    with (tmp_path / "predictions.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["visit_id"] for row in rows] == ["v1", "v2"]
+    assert all(abs(float(row["yes"]) + float(row["no"]) - 1) < 1e-3 for row in rows)
+
+
+def in_shell(command: list[str], folder: Path) -> str:
+    """What a command prints, which succeeds; its `equipoise` and `python` are those of this test."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+FINISHED_RUN = """
+import os, sys
+sys.path.insert(0, "app")
+import equipoise as eq
+from my_federation.data import simulated
+from my_federation.task import algorithm, net
+from safetensors.torch import save_file
+
+result = eq.train(net(), simulated(), algorithm, rounds=1, clients_per_round=4)
+os.makedirs("model")
+os.makedirs("runs/federation")
+save_file(result.model.state_dict(), "model/model.safetensors")
+result.clients.to_parquet("runs/federation/clients.parquet")
+"""
+SHELL = [page for page in PAGES if site_checks.shell_programs(page.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize("page", SHELL, ids=page_name)
+def test_python_in_shell_commands_runs(page, tmp_path, monkeypatch):
+    """In a folder such as a reader of the page has after a run: the page's own app, a model and the table of clients."""
+    text = page.read_text(encoding="utf-8")
+    app = tmp_path / "app" / "my_federation"
+    app.mkdir(parents=True)
+    (tmp_path / "app" / "equipoise").symlink_to(ROOT / "src" / "equipoise")
+    monkeypatch.chdir(app)
+    for block in blocks(page):  # the schema; then whole files: data.py and task.py
+        if "Schema.fit(" in block:
+            exec(compile(block, page.name, "exec"), {})  # noqa: S102
+        for file, mark in (("data.py", "def load_data("), ("task.py", "def net(")):
+            if mark in block:
+                (app / file).write_text(block, encoding="utf-8")
+    in_shell([sys.executable, "-c", FINISHED_RUN], tmp_path)
+    for program in site_checks.shell_programs(text):
+        assert in_shell(["bash", "-c", program], tmp_path).strip()
 
 
 def complete_files(page: Path) -> list[str]:
     """TOML blocks of a page that are whole files for a command."""
     found = [fence.text for fence in site_checks.fences(page.read_text(encoding="utf-8")) if fence.language == "toml"]
     return [text for text in found if "[data]" in text and "[train]" in text and "…" not in text]
+
+
+MY_PARTS = """
+import torch
+import equipoise as eq
+
+
+def load(year):
+    return eq.data.label_shift(train_clients=year)
+
+
+class MyNet(torch.nn.Linear):
+    def __init__(self, width):
+        super().__init__(width, 2)
+
+
+def focal(outputs, targets):
+    return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def sure(outputs, targets):
+    return outputs.softmax(-1).amax(-1).mean()
+"""  # the file beside the configuration that docs/howto/config.md speaks of
+KIT = {"superlink": "fed.example.org:47090", "client-id": "a", "app": "app", "key": "node.key", "authority": "ca.pem"}
+
+
+def fragments(page: Path) -> list[str]:
+    """TOML blocks of a page that are parts of a file."""
+    text, whole = page.read_text(encoding="utf-8"), complete_files(page)
+    return [block for _, block in site_checks.toml_blocks(text) if block not in whole]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if fragments(p)], ids=page_name)
+def test_parts_of_configurations_are_accepted(page, tmp_path, monkeypatch):
+    """Each is put into the smallest file of its kind, and read by what reads it: a node's kit, a policy, a configuration."""
+    from equipoise.engines.flower.apps.node_policy import NodePolicy, read_policy
+    from equipoise.engines.flower.operate.kits import Kit
+    from equipoise.experiment.config import RunConfig
+    from equipoise.experiment.search import read_search
+    from equipoise.experiment.toml import dumps
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_parts.py").write_text(MY_PARTS, encoding="utf-8")
+    smallest = {"data": {"name": "label_shift"}, "model": {"name": "softmax"}, "train": {"rounds": 1, "clients_per_round": 4}}
+    for number, block in enumerate(fragments(page)):
+        given = tomllib.loads(block)
+        path = tmp_path / f"{number}.toml"
+        if set(given) & set(NodePolicy.__dataclass_fields__):
+            path.write_text(block, encoding="utf-8")
+            assert read_policy(path)
+        elif "node-config" in given or "preload" in given:
+            (tmp_path / "node.toml").write_text(dumps(KIT | given), encoding="utf-8")
+            assert Kit.read(tmp_path).node_config
+        else:
+            if not any(isinstance(value, dict) for value in given.values()):
+                given = {"train": given}  # lines of this section, as the page says
+            table = smallest | given
+            table["train"] = smallest["train"] | given.get("train", {})
+            path.write_text(dumps(table), encoding="utf-8")
+            assert read_search(path).space if "search" in given else RunConfig.read(path, code="run").train.rounds
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if complete_files(p)], ids=page_name)

@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "_ext"))
 
 import public_names
 import site_checks
+from command_page import commands
 
 NOTEBOOK = "---\nfile_format: mystnb\nkernelspec:\n  name: python3\n---\n\n# A\n\nFor you.\n\n"
 
@@ -73,12 +74,31 @@ def test_a_code_without_an_entry_is_found(tmp_path):
     assert site_checks.codes_without_entry(tmp_path, ["EQ101", "EQ999"]) == ["EQ999"]
 
 
-def test_a_command_or_an_option_that_does_not_exist_is_found():
-    known = {"run": {"--out", "--set"}, "data show": {"--folder"}}
-    good = "```\nequipoise run a.toml --out b     # --nonsense\nequipoise data show x --folder y\n```\n"
-    assert site_checks.unknown_commands(good, known) == []
-    assert "has no --folder" in site_checks.unknown_commands("```\nequipoise run a --folder b\n```\n", known)[0]
-    assert "no command" in site_checks.unknown_commands("```\nequipoise runn a\n```\n", known)[0]
+@pytest.mark.parametrize("before", ["", "$ ", "sudo -u equipoise /srv/venv/bin/", "cd x && ", "A=1 ", "true; "])
+def test_a_command_or_an_option_that_does_not_exist_is_found(before):
+    def wrong(line: str) -> list[str]:
+        return site_checks.unknown_commands(f"```\n{before}equipoise {line}\n```\n", commands(), {})
+
+    assert wrong("run a.toml --out b     # --nonsense") == wrong("methods") == wrong("--version") == []
+    assert wrong("run a.toml --uot b") == ["line 1: equipoise run has no --uot"]
+    assert wrong("runn a.toml") == ["line 1: there is no command 'runn a.toml'"]
+    assert wrong("flower statu a") == ["line 1: there is no command 'flower statu'"]
+    assert "not a valid int" in wrong("flower status runs/a --serve port")[0]
+
+
+def test_a_command_in_a_sentence_is_looked_at():
+    assert site_checks.unknown_commands("Type `equipoise\nrun a.toml` or `equipoise`.", commands(), {}) == []
+    assert len(site_checks.unknown_commands("Type\n`equipoise\nrunn a`.", commands(), {})) == 1
+    passed_on = {"run": {"--other"}}
+    assert site_checks.unknown_commands("`equipoise run a.toml --other x`", commands(), passed_on) == []
+
+
+def test_python_in_a_shell_command_runs_only_by_itself():
+    heredoc = "```\npython - <<'END'\nimport equipoise\nEND\n```\n"
+    option = "```\nA=1 python -c 'import equipoise'\n```\n"
+    assert len(site_checks.shell_programs(heredoc + option)) == 2
+    assert site_checks.unexecuted_blocks(heredoc + option) == []
+    assert len(site_checks.unexecuted_blocks(heredoc.replace("python -", "cd x\npython -"))) == 1
 
 
 def test_toml_that_cannot_be_read_is_found():

@@ -3,13 +3,15 @@
 import json
 from pathlib import Path
 
+import gallery_style
+
 
 def executed(app) -> dict[str, float]:
-    """Seconds by page, as measured when it was last executed; pages that came out of the cache have the time of then."""
+    """Seconds by page when it was last executed: by the clock for a notebook, of a processor for an example."""
     kept = getattr(app.env, "nb_metadata", {})
     found = {name: about["exec_data"].get("runtime") for name, about in kept.items() if about.get("exec_data")}
-    for cost in Path(app.srcdir, "gallery").glob("plot_*.cost.json"):
-        found[f"gallery/{cost.name.removesuffix('.cost.json')}"] = json.loads(cost.read_text(encoding="utf-8"))["time"]
+    for path in gallery_style.KEPT.glob("plot_*.json"):
+        found[f"gallery/{path.stem}"] = json.loads(path.read_text(encoding="utf-8"))
     return {name: round(seconds, 2) for name, seconds in sorted(found.items()) if seconds is not None}
 
 

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 _LINKED = re.compile(r"""<(?:a|img|link|script)\b[^>]*?\b(?:href|src)=["']([^"']+)["']""")
@@ -65,14 +66,27 @@ def fences(text: str) -> Iterator[Fence]:
         yield Fence(match.group(3).strip(), match.group(4), line, bool(match.group(1)))
 
 
-def executed_blocks(text: str) -> list[str]:
-    """The Python blocks that the tests run, in order: fences of the language `python` at the margin."""
-    return [fence.text for fence in fences(text) if fence.language == "python" and not fence.indented]
+_NOTEBOOK = re.compile(r"\A---\n.*?^file_format: mystnb$.*?^---$", flags=re.M | re.S)
+_SHELL = ("", "sh", "bash", "console")
+_INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+
+
+def executed_blocks(text: str, *, cells: bool = False) -> list[str]:
+    """The Python blocks that the tests run, in order: fences of the language `python` at the margin.
+
+    Cells of a notebook are executed by the build; `cells=True` gives these, without their options.
+    """
+    kinds = ("python", "{code-cell}") if cells else ("python",)
+    found = [fence.text for fence in fences(text) if fence.language in kinds and not fence.indented]
+    return [re.sub(r"\A(:\w+:[^\n]*\n)+", "", block) for block in found]
 
 
 def unexecuted_blocks(text: str) -> list[str]:
-    """Python code of a page that neither the build nor the tests run, with its line."""
-    notebook = re.search(r"\A---\n.*?^file_format: mystnb$.*?^---$", text, flags=re.M | re.S)
+    """Python code of a page that neither the build nor the tests run, with its line.
+
+    Python inside shell commands is run by the tests if `shell_programs` finds it.
+    """
+    notebook, run_in_shell = _NOTEBOOK.search(text), len(shell_programs(text))
     found = []
     for fence in fences(text):
         cell = fence.language.startswith("{code-cell}")
@@ -80,7 +94,15 @@ def unexecuted_blocks(text: str) -> list[str]:
             continue
         if cell or fence.language in _PYTHON or (not fence.language.startswith("{") and _is_python(fence.text)):
             found.append(f"line {fence.line}: {fence.text.strip().splitlines()[0][:80]}")
-    return found
+        elif fence.language in _SHELL:
+            run_in_shell -= len(re.findall(r"\bpython3? (?:-c\b|- *<<)|\bpython3? *<<", fence.text))
+    return found + (["a shell command with Python in it, which is not by itself in a block"] if run_in_shell else [])
+
+
+def shell_programs(text: str) -> list[str]:
+    """Shell blocks that are one command with Python in it, by `python -c` or a here-document."""
+    one = re.compile(r"(?:\w+=\S+ )*python3? (?:-c '[^']*'|- <<'(\w+)'\n.*\n\1)", flags=re.S)
+    return [fence.text for fence in fences(text) if fence.language in _SHELL and one.fullmatch(fence.text.strip())]
 
 
 def _is_python(text: str) -> bool:
@@ -92,39 +114,90 @@ def _is_python(text: str) -> bool:
     return bool(_OURS.search(text))
 
 
-def wrong_toml(text: str) -> list[str]:
-    """TOML blocks of a page that cannot be read; `…` stands for what is left out."""
-    wrong = []
+def toml_blocks(text: str) -> Iterator[tuple[int, str]]:
+    """The TOML blocks of a page with their lines; `…` stands for what is left out."""
     for fence in fences(text):
         if fence.language == "toml":
-            try:
-                tomllib.loads(re.sub(r"^…$", "", fence.text, flags=re.M))
-            except tomllib.TOMLDecodeError as failure:
-                wrong.append(f"line {fence.line}: {failure}")
-    return wrong
+            yield fence.line, re.sub(r"^…$", "", fence.text, flags=re.M)
 
 
-def unknown_commands(text: str, options_of: dict[str, set[str]]) -> list[str]:
-    """Lines of shell blocks that name a command or an option which `equipoise` does not have."""
+def wrong_toml(text: str) -> list[str]:
+    """TOML blocks of a page that cannot be read."""
     wrong = []
-    for fence in fences(text):
-        if fence.language not in ("", "sh", "bash", "console"):
-            continue
-        for line in fence.text.replace("\\\n", " ").splitlines():
-            found = re.match(r"\s*(?:\$ )?(?:RAY_ADDRESS=\S+ )?equipoise (.+)", line)
-            if not found:
-                continue
-            try:
-                words = shlex.split(found.group(1), comments=True)
-            except ValueError:
-                words = found.group(1).split()
-            name = next((n for n in (" ".join(words[:2]), words[0]) if n in options_of), None)
-            given = {word.partition("=")[0] for word in words if word.startswith("--")} - {"--help", "--version"}
-            if name is None and not words[0].startswith("--"):
-                wrong.append(f"line {fence.line}: there is no command {' '.join(words[:2])!r}")
-            elif name is not None and given - options_of[name]:
-                wrong.append(f"line {fence.line}: equipoise {name} has no {', '.join(sorted(given - options_of[name]))}")
+    for line, block in toml_blocks(text):
+        try:
+            tomllib.loads(block)
+        except tomllib.TOMLDecodeError as failure:
+            wrong.append(f"line {line}: {failure}")
     return wrong
+
+
+def equipoise_commands(text: str) -> Iterator[tuple[int, list[str]]]:
+    """The words after `equipoise` in every command of shell blocks and of inline code, with the line.
+
+    Also after `&&`, `;` and `|`, after `sudo -u USER`, behind variables, and with a path before it.
+    """
+    found = [(f.line, line) for f in fences(text) if f.language in _SHELL
+             for line in f.text.replace("\\\n", " ").splitlines()]  # fmt: skip
+    prose = _FENCE.sub(lambda block: "\n" * block.group().count("\n"), text)
+    inline = [(prose.count("\n", 0, m.start()) + 1, " ".join(m.group(1).split())) for m in _INLINE.finditer(prose)]
+    for number, line in found + [(n, code) for n, code in inline if re.search(r"\bequipoise [a-z]", code)]:
+        command: list[str] = []
+        for word in [*_words(line), ";"]:
+            if word and set(word) <= set("();<>|&"):
+                while command and re.fullmatch(r"\$|sudo|-u|\w+=.*|nohup|time|exec", command[0]):
+                    command = command[2 if command[0] == "-u" else 1 :]
+                if command and re.fullmatch(r"(?:\S*/)?equipoise", command[0]):
+                    yield number, command[1:]
+                command = []
+            else:
+                command.append(word)
+
+
+def _words(line: str) -> list[str]:
+    """The words and operators of a line of shell, without its comment."""
+    reader = shlex.shlex(line, posix=True, punctuation_chars=True)
+    reader.whitespace_split = True
+    try:
+        return list(reader)
+    except ValueError:  # a quotation that goes on in the next line
+        return line.split()
+
+
+def unknown_commands(text: str, commands: dict[str, Any], passed_on: dict[str, set[str]]) -> list[str]:
+    """Commands of a page that name a command, an option or a value of an option which `equipoise` does not have.
+
+    `commands`: click's, by their words. `passed_on`: options that a command gives to another program.
+    """
+    wrong = []
+    for line, words in equipoise_commands(text):
+        name = next((n for n in (" ".join(words[:2]), words[0]) if n in commands), None) if words else None
+        if name is None:
+            families = {" ".join(n.split()[:1]) for n in commands if " " in n}
+            if words and not words[0].startswith("-") and words != [f for f in words[:1] if f in families]:
+                wrong.append(f"line {line}: there is no command {' '.join(words[:2])!r}")
+            continue
+        options = {o: p for p in commands[name].params for o in (*p.opts, *p.secondary_opts) if o.startswith("-")}
+        for word, after in zip(words, [*words[1:], ""], strict=True):
+            option, joined, value = word.partition("=")
+            if not option.startswith("--") or option in {"--help", "--version"} | passed_on.get(name, set()):
+                continue
+            if option not in options:
+                wrong.append(f"line {line}: equipoise {name} has no {option}")
+            elif refused := _refused(options[option], value if joined else after):
+                wrong.append(f"line {line}: equipoise {name} {option}: {refused}")
+    return wrong
+
+
+def _refused(option: Any, value: str) -> str | None:
+    """What an option that takes a number or a choice says against a value; words in capitals and … stand for values."""
+    if option.is_flag or re.fullmatch(r"[A-Z_]+|…|", value) or option.type.name not in ("integer", "float", "choice"):
+        return None
+    try:
+        option.type.convert(value, option, None)
+    except Exception as failure:  # click's own, without an import of click here
+        return str(getattr(failure, "message", failure))
+    return None
 
 
 def codes_without_entry(site: Path, codes: list[str]) -> list[str]:

@@ -17,8 +17,8 @@ errors = {name: [] for name in methods}
 for seed in range(5):
     data = eq.data.label_shift(seed=seed)
     model = eq.models.Softmax(data.features, data.classes)
-    for name, method in methods.items():
-        result = eq.train(model, data, method, rounds=100, clients_per_round=100, seed=seed)
+    both = eq.train_many(model, data, methods, rounds=100, clients_per_round=100, seeds=[seed])
+    for name, (result,) in both.results.items():
         errors[name].append(100 * result.clients.where("test").error.numpy())
 tails = {name: np.mean([np.percentile(each, 90) for each in found]) for name, found in errors.items()}
 print({name: f"90th percentile {tail:.1f} %, mean of five seeds" for name, tail in tails.items()})

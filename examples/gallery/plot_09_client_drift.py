@@ -20,7 +20,7 @@ methods = {
     "FedDyn": eq.Algorithm(solver=eq.solvers.FedDyn(0.1, sgd)),
 }
 for (name, algorithm), style in zip(methods.items(), ("-", "--", "-", "-"), strict=True):
-    result = eq.train(model, data, algorithm, rounds=40, clients_per_round=10, seed=0, evaluate_every=1)
+    result = eq.train(model, data, algorithm, rounds=40, clients_per_round=10, seed=0, evaluate_every=2)
     points = result.history.evaluations
     plt.semilogy([p.round for p in points], [float(p.clients.where("train").loss.mean()) for p in points], style, label=name)
 plt.xlabel("round")
