@@ -4,7 +4,7 @@ Split models: each client keeps the layers that differ
 
 A split model has shared layers and layers that each client keeps. Here every client has pictures of its own brightness
 and contrast. Clients keep the head (FedRep, FedBABU), the normalisation layers (FedBN) or everything but the head
-(LG-FedAvg). Own normalisation layers undo the brightness, and all other layers learn from all clients.
+(LG-FedAvg). Own normalisation layers can undo the brightness, and all other layers learn from all clients.
 """
 
 import matplotlib.pyplot as plt

@@ -33,7 +33,6 @@ PAGES = {
     "errors": "reference/generated/errors.html",
     "configuration": "reference/generated/configuration.html",
     "commands": "reference/generated/commands.html",
-    "one page": "one-page.html",
 }
 pytestmark = [
     pytest.mark.docs,
@@ -172,7 +171,7 @@ def opened(browser, address):
         page.goto(urljoin(address, PAGES.get(name, name)))
         page.wait_for_load_state("networkidle")
         if folder := os.environ.get("EQUIPOISE_SCREENSHOTS"):
-            page.screenshot(path=str(Path(folder) / f"{name.replace('/', '-').replace(' ', '-')}-{width}-{scheme}.png"))
+            page.screenshot(path=str(Path(folder) / f"{name.replace('/', '-')}-{width}-{scheme}.png"))
         return page
 
     yield open_page
