@@ -100,3 +100,22 @@ def test_wrong_parameters_are_refused():
         GroupDRO(0.1, ["x"])
     with pytest.raises(IncompatibleParts):  # secure sums alone go: they need no more than one sum per group
         eq.Algorithm(risk=GroupDRO(0.1, GROUPS), privacy=eq.privacy.DifferentialPrivacy(5.0, 1e-3, 1.0))
+
+
+def test_small_groups_count_for_more_by_hand():
+    """R = (1, 0), N = (4, 1), C = 1: adjusted (3/2, 1). q = (½, ½) and step ln 2: shares √2 : 1 by the difference of ½."""
+    risk = GroupDRO(math.log(2), GROUPS, adjustment=1.0, sizes={"north": 4, "south": 1})
+    weights = risk(tensor(1, 1, 0), tensor(0.1, 0.3, 0.6), clients=("a", "b", "c")).weights
+    north, south = 2**0.5 / (1 + 2**0.5), 1 / (1 + 2**0.5)
+    torch.testing.assert_close(weights, tensor(north / 4, 3 * north / 4, south))
+    plain = GroupDRO(math.log(2), GROUPS, sizes={"north": 4, "south": 1})
+    assert torch.equal(
+        plain(tensor(1, 1, 0), tensor(0.1, 0.3, 0.6), clients=("a", "b", "c")).weights,
+        GroupDRO(math.log(2), GROUPS)(tensor(1, 1, 0), tensor(0.1, 0.3, 0.6), clients=("a", "b", "c")).weights,
+    )
+    with pytest.raises(InvalidParameter, match="sizes must give the number"):
+        GroupDRO(0.1, GROUPS, adjustment=1.0)
+    with pytest.raises(InvalidParameter, match="sizes must have the group 'south'"):
+        GroupDRO(0.1, GROUPS, adjustment=1.0, sizes={"north": 4})(
+            tensor(1, 1, 0), tensor(0.1, 0.3, 0.6), clients=("a", "b", "c")
+        )

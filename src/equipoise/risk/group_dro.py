@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.errors import require, require_number
+from equipoise.errors import is_integer, require, require_number
 from equipoise.risk.groups import Groups, checked_groups, group_name
 from equipoise.risk.tilted import tilted
 from equipoise.types import RiskValue
@@ -43,10 +43,10 @@ class GroupDRO:
     among themselves. q starts uniform over the groups. `groups` gives each client id the name of its group: a mapping, or a
     function of the id. With `step` 0 it is the mean of the groups' means. Sums of losses over groups are all that it needs:
     under secure sums (in simulations) who is in which group is public, and a group with fewer clients in a cohort than a sum
-    needs counts as absent.
+    needs counts as absent. With an `adjustment` C, R_g + C/√N_g takes the place of R_g.
 
-    Source: Sagawa et al. 2020 (arXiv 1911.08731). The published code counts an absent group as a loss of 0, so that it loses
-    share; here it keeps it.
+    Source: Sagawa et al. 2020 (arXiv 1911.08731), section 3.3 for the adjustment. The published code counts an absent group
+    as a loss of 0, so that it loses share; here it keeps it.
 
     >>> risk = GroupDRO(step=math.log(3), groups={"a": "north", "b": "north", "c": "south"})
     >>> losses, alpha = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.25, 0.25, 0.5])
@@ -57,6 +57,8 @@ class GroupDRO:
 
     step: float  # how fast the shares move, in units of 1/loss
     groups: Groups  # the name of the group of each client id: a mapping, or a function
+    adjustment: float = 0.0  # C: the shares follow R_g + C/√N_g, so that small groups count for more
+    sizes: Mapping[str, int] | None = None  # N_g, the training examples of each group; needed with an adjustment
 
     client_form: ClassVar[str] = "groups"  # sums over groups suffice, and who is in which group is public
     unbounded: ClassVar[bool] = True
@@ -65,10 +67,22 @@ class GroupDRO:
     def __post_init__(self) -> None:
         require_number("step", self.step, "[0, ∞)", "In units of 1/loss; start with 0.01.")
         object.__setattr__(self, "groups", checked_groups(self.groups))
+        require_number("adjustment", self.adjustment, "[0, ∞)")
+        given = isinstance(self.sizes, Mapping) and all(is_integer(size) and size > 0 for size in self.sizes.values())
+        rule = "must give the number of training examples of each group where there is an adjustment"
+        require(given or (self.sizes is None and not self.adjustment), "sizes", rule, self.sizes, 'E.g. {"north": 1200}.')
 
     def group_of(self, client: str) -> str:
         """The name of the group of the client with the id `client`."""
         return group_name(self.groups, client)
+
+    def _adjustments(self, names: list[str]) -> Tensor:
+        """C/√N_g of groups, (G,)."""
+        if not self.adjustment or self.sizes is None:
+            return torch.zeros(len(names), dtype=torch.float64)
+        unknown = [name for name in names if name not in self.sizes]
+        require(not unknown, "sizes", f"must have the group {', '.join(map(repr, unknown))}", dict(self.sizes))
+        return torch.tensor([self.adjustment / math.sqrt(self.sizes[name]) for name in names], dtype=torch.float64)
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
         """The risk of the cohort's groups, its weights (K,), and the next shares of all groups."""
@@ -84,7 +98,7 @@ class GroupDRO:
         member = torch.tensor([[name == group for name in names] for group in here], dtype=torch.float64)  # (G, K)
         inside = member.to(losses.device) * base_weights.double()
         inside = inside / inside.sum(1, keepdim=True)
-        means = inside @ losses.double()
+        means = inside @ losses.double() + self._adjustments(here).to(losses.device)
         before = mixture.log_shares[places]
         total = torch.logsumexp(before, 0)  # log Q
         value, shares = tilted(means, torch.softmax(before, 0).to(means.device), self.step)
