@@ -35,7 +35,6 @@ def test_docstrings_have_no_riddles():
     assert [name for name, text in found.items() for riddle in RIDDLES if riddle in " ".join(text.lower().split())] == []
 
 
-# Packages whose entries are still to be completed; the list only gets shorter.
 def test_every_parameter_of_a_public_name_is_explained():
     """In the docstring, by a comment behind it, or by the table of common parameters (docs/_ext/common_parameters.py)."""
     assert unexplained() == []
