@@ -1,5 +1,6 @@
 """FedBuff on its simulated clock: known answers, determinism, checkpoints with jobs in flight, refusals."""
 
+import math
 from dataclasses import dataclass, replace
 
 import hypothesis.strategies as st
@@ -36,6 +37,7 @@ def arrivals(result):
     return [(report.clock, report.arrivals) for report in result.history.rounds]
 
 
+SUMS = eq.privacy.SecureAggregation(fewest=2)
 AB = FedBuff(buffer=1, durations={"A": 1, "B": 3})
 
 
@@ -67,6 +69,43 @@ def test_a_buffer_of_two_divides_by_base_weights_alone():
     result = mean_run(points(A=8.0, B=4.0, C=0.0), sampler, 2, 3, engine="loop")
     assert arrivals(result) == [(2.0, (("A", 1.0, 0), ("B", 2.0, 0))), (3.0, (("C", 2.0, 1), ("A", 1.0, 0)))]
     assert float(result.params) == pytest.approx(4.25)
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_a_risk_that_clients_weigh_alone_by_hand(engine):
+    """Equal durations, x = (2, 1), w = 0: losses 4 and 1, updates 1 and ½. With t = ln 2 weights are 2⁴ : 2¹ = 8 : 1.
+
+    The step is (8 · 1 + 1 · ½)/9 = 17/18. With a bound of 1 both losses count as 1, and the step is ¾.
+    """
+    sampler = FedBuff(buffer=2, durations={"A": 1, "B": 1}, loss_bound=5.0)
+    tilted = {"risk": eq.risk.Tilted(math.log(2))}
+    assert float(mean_run(points(A=2.0, B=1.0), sampler, 1, 2, engine=engine, parts=tilted).params) == pytest.approx(17 / 18)
+    low = replace(sampler, loss_bound=1.0)
+    assert float(mean_run(points(A=2.0, B=1.0), low, 1, 2, engine=engine, parts=tilted).params) == pytest.approx(0.75)
+
+
+def test_a_stale_client_weighs_by_the_loss_at_the_model_that_it_began_with():
+    """The clients of the buffer of two above, x = (8, 4, 0), and t = ln 2 / 16.
+
+    A and B at w = 0: losses 64 and 16, weights 2⁴ : 2 = 8 : 1, step (8 · 4 + 2)/9 = 34/9. Then C, which began at w = 0 with
+    loss 0, weight 1 and update 0, and A, which began at 34/9 with loss (38/9)², weight 2^((38/9)²/16) and update 19/9.
+    """
+    sampler = FedBuff(buffer=2, durations={"A": 1, "B": 2, "C": 2}, loss_bound=70.0)
+    parts = {"risk": eq.risk.Tilted(math.log(2) / 16)}
+    found = float(mean_run(points(A=8.0, B=4.0, C=0.0), sampler, 2, 3, engine="loop", parts=parts).params)
+    weight = 2 ** ((38 / 9) ** 2 / 16)
+    assert found == pytest.approx(34 / 9 + weight * (19 / 9) / (weight + 1))
+
+
+def test_a_risk_that_clients_weigh_alone_needs_a_public_bound():
+    for sampler, parts in (
+        (FedBuff(buffer=2), {"risk": eq.risk.Tilted(1.0)}),
+        (FedBuff(buffer=2, loss_bound=5.0), {"risk": eq.risk.Tilted(1.0, tracked=True)}),
+        (FedBuff(buffer=2, loss_bound=5.0), {"risk": eq.risk.Superquantile(0.5)}),
+        (FedBuff(buffer=2, damped=False, loss_bound=5.0), {"risk": eq.risk.Tilted(1.0), "privacy": SUMS}),
+    ):
+        with pytest.raises(IncompatibleParts, match="loss"):
+            eq.Algorithm(sampler=sampler, **parts)
 
 
 def softmax_run(sampler, *, at_work=6, rounds=8, engine="simulator", **options):

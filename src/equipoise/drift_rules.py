@@ -106,9 +106,13 @@ def refuse_unfit_for_buffer(algorithm: Algorithm) -> None:
     if traits.sampler.buffered is None:
         return
     solver, aggregator = traits.solver, traits.aggregator
+    alone = traits.risk.client_form == "loss" and traits.risk.server_step is None
+    known = alone and traits.sampler.buffered.loss_bound is not None and algorithm.privacy is None
     reason = (
-        f"{algorithm.risk!r} compares losses, and those of different versions of the model cannot be ranked"
-        if traits.risk.needs_losses or aggregator.needs_losses
+        f"a client finds its weight by {algorithm.risk!r} from a public bound on losses (set loss_bound, without privacy)"
+        if alone and not known
+        else f"{algorithm.risk!r} compares losses, and those of different versions of the model cannot be ranked"
+        if (traits.risk.needs_losses and not known) or aggregator.needs_losses
         else _why_not_summed(algorithm) if traits.privacy.only_sums
         else f"{algorithm.privacy!r} counts on random cohorts or on rounds of a client that are far apart, and arrivals are "
         "neither" if algorithm.privacy is not None

@@ -300,7 +300,9 @@ class FedBuff:
     bit. Fast clients take part more often: `report.arrivals` and the report show participation against speed.
 
     With `damped=False` updates may be added by `privacy.SecureAggregation()`, which needs no factor that is unknown when a
-    client masks. Risks that compare losses, noise, personal models and parts with a memory of clients or rounds are refused.
+    client masks. With a public `loss_bound` B a risk may weigh updates, if a client finds its weight from its own loss and B
+    alone, such as `Tilted`: its weight at the model that it began with takes the place of α_k. Risks that rank losses, noise,
+    personal models and parts with a memory of clients or rounds are refused.
 
     Source: Nguyen et al. 2022 (FedBuff, arXiv 2106.06639). Some published code scales the factor to 1 at staleness 1.
 
@@ -315,11 +317,13 @@ class FedBuff:
     schedule: int = 0  # the seed of the clients' speeds
     damped: bool = True  # weigh updates by (1 + s)^(−½)
     durations: Mapping[str, float] | None = None  # the time of a job of each client id; None: by the rule
+    loss_bound: float | None = None  # a public bound on losses, by which clients find their weights alone
 
     pure: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_integer("buffer", self.buffer, 1)
+        require_number("loss_bound", self.loss_bound, "(0, ∞)", none="risks that need no losses")
         for name in ("fixed", "per_step", "spread"):
             require_number(name, getattr(self, name), "[0, ∞)")
         good = self.fixed + self.per_step > 0 or self.durations is not None

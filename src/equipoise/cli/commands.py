@@ -149,7 +149,10 @@ def demo(
 def run(
     config: Annotated[Path | None, Argument(metavar="CONFIG.toml", help="The run to do, e.g. examples/tail.toml.")] = None,
     settings: Settings = None,
-    out: Annotated[Path | None, Option(help="The folder for the run, new or empty. Default: runs/CONFIG-SEED; of a private run runs/CONFIG.")] = None,
+    out: Annotated[
+        Path | None,
+        Option(help="The folder for the run, new or empty. Default: runs/CONFIG-SEED; of a private run runs/CONFIG."),
+    ] = None,
     resume: Annotated[
         Path | None, Option(metavar="DIR", help="Go on with the run in this folder; --set train.rounds=N gives it more rounds.")
     ] = None,

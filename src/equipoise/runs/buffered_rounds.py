@@ -17,6 +17,7 @@ from torch import Tensor
 from equipoise.core import rng
 from equipoise.core.update_checks import as_local_work
 from equipoise.errors import IncompatibleParts, notify
+from equipoise.privacy.private_sums import client_weights, mean_loss
 from equipoise.round import Outcome, Plan, or_diverged, stop_unless_finite
 from equipoise.round_report import report_of
 from equipoise.runs.setup import Setting
@@ -146,11 +147,12 @@ class RunOnClock:
         flights = sorted(buffer, key=lambda f: (f.version, f.client))
         clients = torch.tensor([f.client for f in flights])
         base = setting.alpha[clients] / setting.alpha[clients].sum()
-        share = base / base.sum()
+        weights, risk = self.weigh(flights, base, models, state)
+        share = weights / weights.sum().clamp(min=torch.finfo(torch.float64).tiny)  # no weight at all: the model stays
         factors = torch.tensor([self.rule.factor(state.round - f.version) for f in flights], dtype=torch.float64)
         everyone = Cohort(state.round, setting.seed, clients, base, torch.ones_like(base))
         everyone = replace(everyone, shares=share) if setting.data.malicious else everyone
-        plan = Plan(everyone, None, RiskValue(torch.tensor(float("nan")), base), everyone, share, None, 0)
+        plan = Plan(everyone, None, risk, everyone, share, None, 0)
         jobs = []
         for version in dict.fromkeys(f.version for f in flights):
             places = torch.tensor([i for i, f in enumerate(flights) if f.version == version])
@@ -182,6 +184,26 @@ class RunOnClock:
             streams = {"keys": rng.client_keys(stream, setting.data.train.keys[clients].cpu())}
         total, aggregated = algorithm.aggregator(updates, share, losses=None, state=state.aggregator, **streams)
         return plan, work, total, aggregated
+
+    def weigh(
+        self, flights: Sequence[Flight], base: Tensor, models: dict[int, Tensor], state: ServerState
+    ) -> tuple[Tensor, RiskValue]:
+        """The weights (K,) of jobs, in the order of versions: α_k, or what clients find at the model that they began with."""
+        traits, bound = self.setting.algorithm.traits.risk, self.rule.loss_bound
+        if not traits.needs_losses or bound is None:
+            return base, RiskValue(torch.tensor(float("nan")), base)
+        found = []
+        for version in dict.fromkeys(f.version for f in flights):
+            clients = torch.tensor([f.client for f in flights if f.version == version])
+            ones = torch.ones(len(clients), dtype=torch.float64)
+            cohort = Cohort(version, self.setting.seed, clients, ones / len(clients), ones)
+            found.append(self.setting.engine.losses(models[version], cohort).cpu())
+        losses = torch.cat(found)
+        if not bool(torch.isfinite(losses).any()):
+            clients = torch.tensor([f.client for f in flights])
+            stop_unless_finite(losses, Cohort(state.round, 0, clients, base, base), self.setting.data.train, "loss")
+        weights = client_weights(traits, losses, base, bound)
+        return weights, RiskValue(mean_loss(losses.nan_to_num(), weights), weights)
 
     def combine_masked(self, plan: Plan, jobs: Sequence[Job], state: ServerState) -> tuple[Plan, LocalWork, Tensor, object]:
         """The local work of the buffer and its total by a secure sum, in which all versions count alike.
