@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from equipoise.aggregators import FedNova
 from equipoise.aggregators.robust import RobustAggregator
 from equipoise.algorithm import Algorithm
-from equipoise.core.abilities import is_of_user, nested_aggregators
+from equipoise.core.abilities import is_of_user, nested_aggregators, read
 from equipoise.errors import Diverged, shown
-from equipoise.types import Aggregator, Combined, LocalWork, ServerState
+from equipoise.types import Aggregator, AggregatorTraits, Combined, LocalWork, ServerState
 
 if TYPE_CHECKING:
     from equipoise.round import Plan, RunInRound
@@ -44,8 +43,8 @@ def total_of_rows(
 
 def _leaves_out(aggregator: Aggregator) -> bool:
     """Whether an aggregator itself leaves out rows of NaN: one of the library's, or an extension of one that does."""
-    if isinstance(aggregator, FedNova):  # it hands all rows on
-        return _leaves_out(aggregator.aggregator)
+    if (inside := read(AggregatorTraits, aggregator).normalises) is not None:  # FedNova hands all rows on
+        return _leaves_out(inside)
     return isinstance(aggregator, RobustAggregator) or not is_of_user(aggregator)
 
 
