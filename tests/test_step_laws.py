@@ -511,3 +511,19 @@ def test_a_mean_over_the_gradient_is_refused_with_what_a_step_may_do(ragged):
         check_solver(Centralised(lr=0.1))
     with pytest.raises(InvalidParameter, match=cure):
         train(ragged, solver=Centralised(lr=0.1))
+
+
+@dataclass(frozen=True)
+class WithoutBegin(eq.solvers.SGD):
+    """Momentum without the memory for it."""
+
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        memory[0].mul_(0.9).add_(gradient)
+        weights.sub_(lr * memory[0])
+
+
+def test_a_solver_that_wants_a_memory_is_told_to_write_begin(ragged):
+    with pytest.raises(LawBroken, match=r"the memory is empty, and a step gives IndexError.*Write `begin`"):
+        check_solver(WithoutBegin(lr=0.1))
+    with pytest.raises(InvalidParameter, match=r"the memory is empty, and a step gives IndexError.*Write `begin`"):
+        train(ragged, solver=WithoutBegin(lr=0.1))

@@ -8,7 +8,6 @@ left to the run, which shows the error where it happens.
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from equipoise.algorithm import Algorithm
-from equipoise.core.abilities import is_of_user, nested_aggregators, read, solver_traits
+from equipoise.core.abilities import is_of_user, nested_aggregators, read, refused_call, solver_traits
 from equipoise.errors import InvalidParameter, notify
 from equipoise.errors import shown as shown_part
 from equipoise.runs.client_form import broken_client_form
@@ -37,7 +36,16 @@ from equipoise.runs.state_rules import (
     unkeepable,
 )
 from equipoise.runs.step_laws import EACH_CLIENT, EACH_CLIENT_CURE, broken_server_law, broken_step_law, memory_of_server
-from equipoise.runs.steps_alone import convex_losses, ignored_options, is_memory, lost_memories, some_steps, step_call
+from equipoise.runs.steps_alone import (
+    BEGIN_CURE,
+    convex_losses,
+    failure_without_memory,
+    ignored_options,
+    is_memory,
+    lost_memories,
+    some_steps,
+    step_call,
+)
 from equipoise.types import RiskTraits, RiskValue
 
 STEP = 1e-5  # of finite differences
@@ -141,17 +149,6 @@ def _copied(part: Any) -> Any:
 def _close(found: Tensor, expected: Tensor, tolerance: float = 1e-6) -> bool:
     scale = max(1.0, float(expected.abs().max()))
     return found.shape == expected.shape and bool(((found - expected).abs() <= tolerance * scale).all())
-
-
-def refused_call(call: Callable[..., Any], *given: Any, **named: Any) -> TypeError | None:
-    """Why a call with these arguments cannot be made; None if it can."""
-    try:
-        inspect.signature(call).bind(*given, **named)
-    except TypeError as failure:
-        return failure
-    except ValueError:  # code without a signature
-        return None
-    return None
 
 
 def _accepts(call: Callable[..., Any], shown: str, *given: Any, cure: str = "", **named: Any) -> None:
@@ -272,6 +269,8 @@ def _try_solver(solver: Any) -> None:
     alone, given = together.clone(), gradient.clone()
     memory = solver.begin(together)
     _hold(is_memory(memory, together), IS_MEMORY, type(memory).__name__, TUPLE_CURE)
+    failure = failure_without_memory(_copied(solver))
+    _hold(not failure, IS_MEMORY, failure, BEGIN_CURE)
     again = together.clone()
     solver.step(together, given, solver.begin(together), anchor=anchor, lr=lr, **told)
     _hold(

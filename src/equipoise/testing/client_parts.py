@@ -27,7 +27,16 @@ from equipoise.runs.own_parts import (
 )
 from equipoise.runs.state_rules import FINITE, FINITE_CURE, SAME_AGAIN, SAME_CURE
 from equipoise.runs.step_laws import EACH_CLIENT, EACH_CLIENT_CURE, broken_step_law
-from equipoise.runs.steps_alone import convex_losses, ignored_options, is_memory, lost_memories, some_steps, step_call
+from equipoise.runs.steps_alone import (
+    BEGIN_CURE,
+    convex_losses,
+    failure_without_memory,
+    ignored_options,
+    is_memory,
+    lost_memories,
+    some_steps,
+    step_call,
+)
 from equipoise.solvers.client_steps import memory_of, rows_of
 from equipoise.solvers.prepared import AdjustedSolver
 from equipoise.testing.laws import accepts, agree, check_of, copied, has, hold, unchanged, without_error
@@ -103,6 +112,8 @@ def _check_form(solver: LocalSolver) -> None:
         with without_error(solver, IS_MEMORY):
             memory = copied(solver).begin(weights)
         hold(is_memory(memory, weights), solver, IS_MEMORY, type(memory).__name__, TUPLE_CURE)
+    failure = failure_without_memory(copied(solver))
+    hold(not failure, solver, IS_MEMORY, failure, BEGIN_CURE)
     again = copied(solver)  # as it was made: what a part keeps in self is of the shape that it saw first
     agree(solver, SAME_AGAIN, some_steps(again)[1], some_steps(again)[1], cure=SAME_CURE)
 
