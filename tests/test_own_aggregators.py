@@ -158,3 +158,71 @@ def test_an_aggregator_whose_total_of_one_client_is_not_finite_is_refused(ragged
         train(NoNumberLater(), 3)
     with pytest.raises(eq.errors.Diverged, match=r"the total that NoNumberLater\(\) makes of 3 finite updates is not"):
         train(eq.aggregators.FedNova(NoNumberLater()), 3)
+
+
+@dataclass(frozen=True)
+class Midrange:
+    """The middle of each coordinate, which knows nothing of NaN; it keeps the weights and losses that it was given."""
+
+    needs_losses: bool = False
+    linear = False
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        assert updates.isfinite().all()
+        assert len(updates) == len(weights)
+        assert float(weights.sum()) == pytest.approx(1.0, abs=1e-12)
+        assert losses is None or len(losses) == len(updates)
+        return (updates.min(0).values + updates.max(0).values) / 2, (state or 0) + len(updates)
+
+
+@dataclass(frozen=True)
+class CarefulMidrange(Midrange):
+    """The same, written for rows of NaN."""
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        good = updates.isfinite().all(1)
+        return super().__call__(updates[good], weights[good] / weights[good].sum(), losses=None, state=state)
+
+
+@dataclass(frozen=True)
+class NaNClient:
+    """Malicious clients whose updates are NaN."""
+
+    share: float = 0.3
+    seed: int = 0
+
+    def corrupt(self, sent):
+        return sent.updates * float("nan")
+
+
+@pytest.mark.filterwarnings("ignore:.*were left out")
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("around", [lambda part: part, eq.aggregators.FedNova], ids=["alone", "FedNova"])
+def test_updates_that_are_not_finite_are_left_out_before_an_aggregator_of_ones_own(ragged, engine, around):
+    model = eq.models.Softmax(4, 3)
+    options = {"rounds": 3, "clients_per_round": 6, "engine": engine, "progress": False}
+    attacked = eq.attacks.apply(ragged, NaNClient())
+    results = []
+    for part in (Midrange(), Midrange(needs_losses=True), CarefulMidrange()):
+        results.append(eq.train(model, attacked, eq.Algorithm(aggregator=around(part)), **options))
+        assert any(report.rejected for report in results[-1].history.rounds)
+    assert torch.equal(results[0].params, results[1].params)
+    assert torch.equal(results[0].params, results[2].params)
+    everyone = eq.attacks.apply(ragged, NaNClient(share=1.0))
+    with pytest.raises(eq.errors.Diverged, match=r"Round 1: the update of client .* is not finite"):
+        eq.train(model, everyone, eq.Algorithm(aggregator=around(Midrange())), **options)
+
+
+@pytest.mark.filterwarnings("ignore:.*were left out")
+def test_updates_that_are_not_finite_are_left_out_where_clients_come_and_go(ragged):
+    attacked = eq.attacks.apply(ragged, NaNClient(share=0.5))
+    algorithm = eq.Algorithm(aggregator=Midrange(), sampler=eq.sampling.FedBuff(buffer=4))
+    result = eq.train(eq.models.Softmax(4, 3), attacked, algorithm, rounds=6, clients_per_round=6, progress=False)
+    assert any(report.rejected for report in result.history.rounds)
+
+
+@pytest.mark.filterwarnings("ignore:.*were left out")
+def test_a_total_that_is_not_finite_names_the_aggregator_also_where_some_updates_were_left_out(ragged):
+    attacked, algorithm = eq.attacks.apply(ragged, NaNClient()), eq.Algorithm(aggregator=NoNumberLater())
+    with pytest.raises(eq.errors.Diverged, match=r"Round 5: the total that NoNumberLater\(\) makes of [2-5] finite updates"):
+        eq.train(eq.models.Softmax(4, 3), attacked, algorithm, rounds=6, clients_per_round=6, progress=False)

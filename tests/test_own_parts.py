@@ -785,3 +785,20 @@ def test_a_running_mean_in_self_is_refused_by_that_name(place, part, ragged):
     with pytest.raises(InvalidParameter, match="the same call twice gives the same answer") as caught:
         train(ragged, **{place: part})
     assert "Keep nothing in self" in str(caught.value)
+
+
+class WithoutNumbers:
+    """A risk whose weights are NaN."""
+
+    def __call__(self, losses, base_weights, *, clients=None, state=None):
+        return eq.risk.RiskValue(base_weights @ losses, base_weights * float("nan"), state)
+
+
+def test_weights_that_are_not_finite_are_no_wrong_gradient():
+    with pytest.raises(eq.testing.LawBroken, match=r"finite inputs give finite numbers.*weights \[nan"):
+        eq.testing.check_risk(WithoutNumbers())
+
+
+def test_the_summary_of_a_run_has_lines_as_that_of_a_comparison(ragged):
+    run = eq.train(eq.models.Softmax(4, 3), ragged, rounds=1, clients_per_round=4, progress=False)
+    assert run.summary().splitlines() == str(run.summary()).splitlines()

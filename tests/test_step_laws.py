@@ -469,3 +469,61 @@ def test_a_part_that_gives_nan_is_told_so():
     algorithm = eq.Algorithm(server=RootOfNegative())
     with pytest.raises(InvalidParameter, match="finite inputs give finite numbers"):
         eq.train(eq.models.Softmax(64, 10), eq.data.digits(clients=4), algorithm, rounds=1, clients_per_round=2)
+
+
+class InSelf:
+    """Memory in self: the plain momentum, or a slow mean of which the sign is taken, for one size or by size."""
+
+    def __init__(self, sign, by_size):
+        self.sign, self.by_size, self.memory = sign, by_size, {}
+
+    def begin(self, params):
+        return None
+
+    def step(self, params, total, state):
+        key = params.shape if self.by_size else ""
+        before = self.memory.get(key, 0)
+        self.memory[key] = 0.99 * before + 0.01 * total if self.sign else 0.9 * before + total
+        return params + ((0.9 * before + 0.1 * total).sign() if self.sign else self.memory[key]), state
+
+
+@pytest.mark.parametrize("sign", [False, True])
+@pytest.mark.parametrize("by_size", [False, True])
+def test_memory_in_self_of_a_server_optimiser_is_named(sign, by_size, ragged):
+    words = r"the same call twice gives the same answer.*Keep nothing in self"
+    with pytest.raises(LawBroken, match=words):
+        check_server_optimizer(InSelf(sign, by_size))
+    with pytest.raises(InvalidParameter, match=words):
+        train(ragged, server=InSelf(sign, by_size))
+
+
+@dataclass(frozen=True)
+class Centralised(eq.solvers.SGD):
+    """Gradient centralisation: a mean over the gradient."""
+
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        weights.sub_(lr * (gradient - gradient.mean()))
+
+
+def test_a_mean_over_the_gradient_is_refused_with_what_a_step_may_do(ragged):
+    cure = r"differences( of)? up to 0\.\d+\. A step must work element by element.*clip_norm bounds the norm"
+    with pytest.raises(LawBroken, match=cure):
+        check_solver(Centralised(lr=0.1))
+    with pytest.raises(InvalidParameter, match=cure):
+        train(ragged, solver=Centralised(lr=0.1))
+
+
+@dataclass(frozen=True)
+class WithoutBegin(eq.solvers.SGD):
+    """Momentum without the memory for it."""
+
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        memory[0].mul_(0.9).add_(gradient)
+        weights.sub_(lr * memory[0])
+
+
+def test_a_solver_that_wants_a_memory_is_told_to_write_begin(ragged):
+    with pytest.raises(LawBroken, match=r"the memory is empty, and a step gives IndexError.*Write `begin`"):
+        check_solver(WithoutBegin(lr=0.1))
+    with pytest.raises(InvalidParameter, match=r"the memory is empty, and a step gives IndexError.*Write `begin`"):
+        train(ragged, solver=WithoutBegin(lr=0.1))

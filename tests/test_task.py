@@ -223,3 +223,75 @@ def test_a_task_is_a_copy(ragged):
     task = try_task(Task.of(model), ragged)
     assert task.error is misclassified
     assert task.module is not model
+
+
+def examples(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x, classes = torch.randn(40, 4, generator=generator), torch.arange(40) % 3
+    return x, classes, torch.arange(40) // 8
+
+
+def hot(classes):
+    return nn.functional.one_hot(classes, 3)
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        (lambda y: hot(y).double(), "Targets have shape (3,) per example; for classes give integers: y.argmax(1); for soft"),
+        (hot, "Targets have shape (3,) per example; for classes give integers: y.argmax(1); for soft labels pass error=…"),
+        (lambda y: y.double(), "for classes write y.astype(int); to predict numbers pass a regression loss, e.g. loss="),
+        (lambda y: y + 0.5, "Targets are numbers of type float32; to predict numbers pass a regression loss, e.g. loss="),
+        (lambda y: y[:, None], "Targets have shape (1,) per example; for classes write y.squeeze(1)."),
+        (lambda y: y[:, None].float(), "for classes write y.squeeze(1).astype(int); to predict numbers pass"),
+        (lambda y: y + 1, "No example has class 0: did you mean y − 1?"),
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_targets_that_are_no_classes_are_refused_with_what_to_write(form, words, seed):
+    x, classes, clients = examples()
+    torch.manual_seed(seed)
+    with pytest.raises(InvalidParameter) as caught:
+        eq.train(nn.Linear(4, 3), eq.data.from_arrays(x, form(classes), clients), rounds=1, clients_per_round=4)
+    assert words in str(caught.value)
+
+
+def test_soft_labels_with_an_error_and_classes_that_begin_later_with_enough_scores_are_taken():
+    x, classes, clients = examples()
+    options = {"rounds": 1, "clients_per_round": 4, "progress": False}
+    soft = 0.9 * hot(classes) + 0.1 / 3
+
+    def error(outputs, targets):
+        return (outputs.argmax(1) != targets.argmax(1)).float()
+
+    eq.train(net(), eq.data.from_arrays(x, soft, clients), error=error, **options)
+    eq.train(nn.Linear(4, 4), eq.data.from_arrays(x, classes + 1, clients), **options)
+
+
+def test_outputs_that_are_probabilities_before_cross_entropy_are_told(ragged):
+    options = {"data": ragged, "rounds": 1, "clients_per_round": 4, "progress": False}
+    with pytest.warns(
+        EquipoiseNotice, match="The outputs look like probabilities; cross-entropy takes logits. Remove the soft"
+    ):
+        eq.train(nn.Sequential(net(), nn.Softmax(1)), **options)
+    eq.train(nn.Sequential(net(), nn.LogSoftmax(1)), **options)  # notices are errors here
+    loss = nn.NLLLoss(reduction="none")
+    eq.train(nn.Sequential(net(), nn.Softmax(1)), loss=lambda outputs, targets: loss(outputs.log(), targets), **options)
+
+
+def test_a_parameter_that_weight_decay_alone_moves_is_told(ragged):
+    class Unused(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 3)
+            self.other = nn.Linear(2, 2)
+
+    options = {"data": ragged, "rounds": 1, "clients_per_round": 4, "progress": False}
+    decay = eq.Algorithm(solver=eq.solvers.SGD(lr=0.1, weight_decay=0.1))
+    with pytest.warns(
+        EquipoiseNotice, match=r"'other.weight' and 1 more get no gradient; weight decay still shrinks them; req"
+    ):
+        eq.train(Unused(), algorithm=decay, **options)
+    frozen = Unused()
+    frozen.other.requires_grad_(False)
+    eq.train(frozen, algorithm=decay, **options)  # notices are errors here
+    eq.train(Unused(), **options)

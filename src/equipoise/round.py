@@ -38,6 +38,7 @@ from equipoise.server_step import (
     scaled,
     server_step,
     step_factor,
+    total_of_rows,
 )
 from equipoise.solvers.prepared import RoundContext
 from equipoise.types import Cohort, Combined, Job, RiskValue, RoundReport, ServerState
@@ -400,15 +401,14 @@ class Unprotected:
         if aggregator.linear and sent is None:
             return combined_sum(state, plan, engine.summed_update(state.model, workers, solver, plan.weights, aggregator))
         work = engine.updates(state.model, workers, solver) if sent is None else as_local_work(sent, params, plan.worker_losses)
-        updates, arrived = work.update, torch.isfinite(work.sq_norms)
-        if not bool(arrived.all()):  # robust aggregators know NaN for what cannot be used
-            updates = torch.where(arrived.to(updates.device).unsqueeze(1), updates, float("nan"))
+        if not work.arrived.any():
+            stop_unless_finite(work.sq_norms, workers, self.clients, "update")
         if aggregator.linear:
-            weights = plan.weights * left_out_factor(plan, work)
-            return Combined(aggregator(updates.nan_to_num(0.0), weights)[0], work, state.aggregator)
-        streams = {"keys": self.streams(workers)} if self.algorithm.traits.aggregator.needs_keys else {}
-        total, aggregator_state = aggregator(
-            updates, plan.weights, losses=plan.worker_losses, state=state.aggregator, **streams
+            updates = torch.where(torch.isfinite(work.sq_norms).to(work.update.device).unsqueeze(1), work.update, 0.0)
+            return Combined(aggregator(updates, plan.weights * left_out_factor(plan, work))[0], work, state.aggregator)
+        keys = self.streams(workers) if self.algorithm.traits.aggregator.needs_keys else None
+        total, aggregator_state = total_of_rows(
+            aggregator, work, work.update, plan.weights, state.aggregator, losses=plan.worker_losses, keys=keys
         )
         return Combined(total, work, aggregator_state)
 

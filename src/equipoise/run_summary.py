@@ -103,6 +103,10 @@ class RunSummary:
         few = [text for text in said if text]
         return "\n".join([*(line.rstrip() for line in lines), *measured, *few, *metric_words(self.metrics), *self.subgroups])
 
+    def splitlines(self) -> list[str]:
+        """The lines of the table, as of the text that `compare(…).summary()` gives."""
+        return str(self).splitlines()
+
     @property
     def _no_better_than_trivial(self) -> str:
         """That the model is no better than the trivial answer, at the mean or the 90th percentile; empty if it is better."""

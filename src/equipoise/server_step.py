@@ -9,14 +9,43 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from equipoise.aggregators.robust import RobustAggregator
 from equipoise.algorithm import Algorithm
-from equipoise.core.abilities import is_of_user, nested_aggregators
+from equipoise.core.abilities import is_of_user, nested_aggregators, read
 from equipoise.errors import Diverged, shown
-from equipoise.types import Combined, LocalWork, ServerState
+from equipoise.types import Aggregator, AggregatorTraits, Combined, LocalWork, ServerState
 
 if TYPE_CHECKING:
     from equipoise.round import Plan, RunInRound
     from equipoise.runs.setup import Setting
+
+
+def total_of_rows(
+    aggregator: Aggregator, work: LocalWork, updates: Tensor, weights: Tensor, state: Any, *, losses: Tensor | None = None,
+    keys: Tensor | None = None,
+) -> tuple[Tensor, Any]:  # fmt: skip
+    """The total (D,) that an aggregator makes of updates (K, D), and its next state.
+
+    The library's own aggregators get rows of NaN for what cannot be used, and leave them out. One of the user's own gets only
+    the other rows, with weights that sum to 1.
+    """
+    arrived = torch.from_numpy(work.arrived)
+    if not bool(arrived.all()):
+        if _leaves_out(aggregator):
+            updates = torch.where(arrived.to(updates.device).unsqueeze(1), updates, float("nan"))
+        else:
+            weights = weights[arrived] / weights[arrived].sum()
+            updates = updates[arrived.to(updates.device)]
+            losses, keys = (None if each is None else each[arrived.to(each.device)] for each in (losses, keys))
+    streams = {} if keys is None else {"keys": keys}
+    return aggregator(updates, weights, losses=losses, state=state, **streams)
+
+
+def _leaves_out(aggregator: Aggregator) -> bool:
+    """Whether an aggregator itself leaves out rows of NaN: one of the library's, or an extension of one that does."""
+    if (inside := read(AggregatorTraits, aggregator).normalises) is not None:  # FedNova hands all rows on
+        return _leaves_out(inside)
+    return isinstance(aggregator, RobustAggregator) or not is_of_user(aggregator)
 
 
 def combined_sum(state: ServerState, plan: Plan, work: LocalWork) -> Combined:
@@ -63,14 +92,12 @@ def server_step(state: ServerState, algorithm: Algorithm, total: Tensor) -> tupl
 def named_by_aggregator(failure: Diverged, aggregator: Any, combined: Combined) -> Diverged:
     """The error of a round whose model is not finite; it names an aggregator of the user's own that made it so.
 
-    That is known where the updates of all clients are finite and their total is not.
+    It gets finite updates alone, so it did where their total is not finite.
     """
-    work = combined.work
-    finite = work is not None and bool(work.arrived.all())
     own = next((part for part in nested_aggregators(aggregator) if is_of_user(part)), None)
-    if work is None or not finite or own is None or bool(torch.isfinite(combined.total).all()):
+    count = 0 if combined.work is None else int(combined.work.arrived.sum())
+    if count == 0 or own is None or bool(torch.isfinite(combined.total).all()):
         return failure
-    count = len(work.arrived)
     updates = "one finite update" if count == 1 else f"{count} finite updates"
     named = Diverged(failure.round, (), f"total that {shown(own)} makes of {updates}")
     named.because("The clients' work is not the cause. Try the aggregator with equipoise.testing.check_aggregator.")

@@ -293,3 +293,23 @@ def test_a_value_that_would_become_another_is_refused(change, words):
     ((name, changed),) = change.items()
     with pytest.raises(InvalidData, match=words):
         eq.data.from_arrays(**(given | {name: changed(given[name])}))
+
+
+def per_client(sizes):
+    return [np.ones((size, 2)) for size in sizes], [np.arange(size) % 2 for size in sizes]
+
+
+def test_lists_of_clients_are_told_of_from_dict():
+    hint = r"write data\.from_dict\({id: \(x, y\), …}\)"
+    with pytest.raises(InvalidData, match=hint):
+        eq.data.from_arrays(*per_client([5, 6, 7]), range(3))
+    with pytest.raises(InvalidData, match=hint):
+        eq.data.from_arrays(*[[torch.tensor(each) for each in part] for part in per_client([5, 6, 7])], range(3))
+    with pytest.warns(EquipoiseNotice, match=f"every client has exactly one example.*{hint}"):
+        eq.data.from_arrays(*per_client([4] * 4), range(4), test=0.25)
+    eq.data.from_arrays(*per_client([4, 4]), range(2), test=0.5)  # notices are errors here
+    with pytest.raises(InvalidData) as caught:
+        eq.data.from_arrays([[1.0], [2.0, 3.0]], [0, 1], range(2))
+    assert "from_dict" not in str(caught.value)
+    with pytest.raises(InvalidParameter, match=r"Write dict\(enumerate\(…\)\)"):
+        eq.data.from_dict(list(zip(*per_client([3, 4]), strict=True)))

@@ -633,7 +633,7 @@ def test_true_and_false_as_text_are_booleans_where_these_are_asked_for():
         (lambda: eq.data.Schema.load(None), "path must name a file"),
         (lambda: load(FRAME.assign(c="only"), test=0.2), 'split_by="examples"'),
         (lambda: load(FRAME.assign(c=ROW), test=0.2, split_by="examples"), "All clients have one example"),
-        (lambda: eq.data.from_dict({"a": ([], []), "b": ([[1.0]], [0])}), "client 'a': it has no example"),
+        (lambda: eq.data.from_dict({"a": ([], []), "b": ([[1.0]], [0])}), "client 'a' has no example"),
         (
             lambda: load(FRAME.assign(a=pd.Series(["\ud800" if row == 4 else "x" for row in ROW], dtype=object))),
             "column 'a' cannot be read: row 4 holds text that is no Unicode",

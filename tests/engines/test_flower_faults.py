@@ -134,6 +134,28 @@ def test_a_node_that_sends_nan_is_named():
     torch.testing.assert_close(found.params, averaged(data, 2, lambda t: (BAD,)), rtol=1e-6, atol=1e-7)
 
 
+class Midrange:
+    """The middle of each coordinate: an aggregator of the user's own that knows nothing of NaN."""
+
+    linear = False
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        assert len(updates) == len(weights) == 3
+        assert float(weights.sum()) == pytest.approx(1.0, abs=1e-12)
+        return (updates.min(0).values + updates.max(0).values) / 2, state
+
+
+def test_an_aggregator_of_ones_own_does_not_get_what_a_node_sends_as_nan():
+    grid = federation(some_data(), softmax)
+    grid.fault = lambda d: (
+        altered(d.answer(), swap_update(data=NAN)) if (d.client, d.action) == (BAD, "train.update") else d.answer()
+    )
+    with pytest.warns(EquipoiseNotice, match="left out: client-2"):
+        found = run(grid, eq.Algorithm(aggregator=Midrange()))
+    assert [report.rejected for report in found.history.rounds] == [(BAD,)] * 2
+    assert bool(found.params.isfinite().all())
+
+
 def test_a_node_whose_loss_is_nan_is_named_and_the_tail_is_that_of_the_others():
     data, grid = some_data(), federation(some_data(), softmax)
 

@@ -405,7 +405,7 @@ def test_kept_layers_of_a_shared_model_are_untrained_and_all_tables_say_so(split
         run = eq.train(model, federated(), algorithm, rounds=3, clients_per_round=6, name="kept")
     assert torch.equal(run.model[1].weight, model[1].weight)  # what the sentence says
     assert not torch.equal(run.model[0].weight, model[0].weight)
-    said = "layers that clients keep were never trained in the shared model: they are as they began, and its figures mean"
+    said = "layers that clients keep were never trained in the shared model: they are as they began, and the figures"
     assert f"The {said}" in Comparison({"kept": [run]}).summary()
     assert f"The {said}" in Page(run.report(tmp_path / "r.html")).by_id["note"]
     plain = eq.train(model, federated(), rounds=3, clients_per_round=6, name="FedAvg")
@@ -415,6 +415,9 @@ def test_kept_layers_of_a_shared_model_are_untrained_and_all_tables_say_so(split
     seen = eq.train(model, inside(), algorithm, rounds=3, clients_per_round=6)  # here the row of the shared model is meant
     assert f"The {said}" in Comparison({"kept": [seen]}).summary()
     assert "never trained" not in Comparison({"FedAvg": [plain]}).summary()
+    assert f"Under kept, the {said}" in both.to_latex()  # judged on clients without own models
+    shown = Comparison({"FedAvg": [eq.train(model, inside(), rounds=1, clients_per_round=6)], "kept": [seen]})
+    assert "never trained" not in shown.to_latex()  # which has no row of the shared model
 
 
 def test_where_all_are_malicious_figures_are_of_them(ditto, tmp_path):
@@ -502,3 +505,11 @@ def test_a_stored_run_gives_the_same_page(ditto, tmp_path):
     path = Path(ditto.clients.to_parquet(tmp_path / "clients.parquet"))
     again = replace(ditto, clients=ClientTable.from_parquet(path))
     assert again.report(tmp_path / "a.html").read_bytes() == ditto.report(tmp_path / "b.html").read_bytes()
+
+
+def test_the_histogram_says_whose_percentile_the_line_is(tmp_path):
+    options = {"rounds": 1, "clients_per_round": 6}
+    runs = [eq.train(softmax(), federated(), seed=seed, **options) for seed in range(2)]
+    one, two = (Page(write_report(part, tmp_path / "r.html")).by_id["figure-histogram"] for part in (runs[:1], runs))
+    assert "dashed line: 90th percentile, to the left of which nine of ten lie." in one
+    assert "dashed line: the 90th percentile, mean over seeds. All seeds together." in two

@@ -185,6 +185,8 @@ def test_show_prints_what_is_there_without_data(files, tmp_path):
     assert lines[-1] == lines[-2]
     assert "Tilted-ERM (t = 1)\\* — 0 of 2 seeds run | 34.02 ± 0.30 | – |" in lines[-1]
     assert "Δ-FL 0.5 below FedAvg" in lines[-1]
+    assert "**" not in lines[-1]  # a terminal shows no bold
+    assert "**" in next(Path("out").rglob("result.md")).read_text(encoding="utf-8")
     with pytest.raises(ConfigError, match="holds no run"):
         reproduce("emnist-convnet", out=Path("out"), show=True, say=quiet)
 

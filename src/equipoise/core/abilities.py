@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -82,6 +82,17 @@ def metric_traits(metric: object) -> MetricTraits:
 def is_part(value: object, *needed: str) -> bool:
     """Whether a value is an object with these attributes, and no class."""
     return not isinstance(value, type) and all(hasattr(value, name) for name in needed)
+
+
+def refused_call(call: Callable[..., Any], *given: Any, **named: Any) -> TypeError | None:
+    """Why a call with these arguments cannot be made; None if it can."""
+    try:
+        inspect.signature(call).bind(*given, **named)
+    except TypeError as failure:
+        return failure
+    except ValueError:  # code without a signature
+        return None
+    return None
 
 
 def is_of_user(part: object) -> bool:

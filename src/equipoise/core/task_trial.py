@@ -16,6 +16,7 @@ from equipoise.core.batch_trial import BatchUse, nearly_equal, try_batches
 from equipoise.core.binary_error import binary_error
 from equipoise.core.carried import CarriedLayout
 from equipoise.core.per_example_losses import MaskedCrossEntropy, MaskedMisclassified, PerExample, cross_entropy, misclassified
+from equipoise.core.target_forms import no_class_zero, refuse_wrong_targets
 from equipoise.core.task import Task, in_training_mode
 from equipoise.errors import EquipoiseError, IncompatibleParts, InvalidParameter, is_integer, require
 
@@ -42,6 +43,7 @@ def try_task(task: Task, data: FederatedData) -> Task:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         trial.scorer.eval()
         outputs = _run_user_code(trial, "model", data, lambda: _outputs(trial, x))
+        refuse_wrong_targets(trial, outputs, y)
         _refuse_too_few_classes(trial, data, outputs)
         use = _run_user_code(trial, "model", data, lambda: try_batches(trial.module, trial.scorer.train, x))
         trial.scorer.train()
@@ -238,7 +240,8 @@ def _refuse_too_few_classes(task: Task, data: FederatedData, outputs: Any) -> No
     if known is not None and data.classes > known:
         classes = f"{data.classes} classes of {data.name!r} (0 to {data.classes - 1})"
         rule = f"must tell the {classes} apart"
-        raise InvalidParameter("model", rule, f"{name} with {known} classes", "Give it more classes, or use models.Softmax.")
+        fix = f"{no_class_zero(data)}Give it more classes, or use models.Softmax."
+        raise InvalidParameter("model", rule, f"{name} with {known} classes", fix)
 
 
 def _nearly_equal_gradients(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,8 @@ _LARGER = 1.5  # times the share of clients to test on that was asked for
 _MOST_CLASSES = 100_000
 _MANY = 100  # integers below this are taken for classes without a word
 _SPARSE = 1000  # integers below this are taken for classes, however few occur
+_SUSPICIOUS = 3  # clients with one example each, of which a notice tells
+_PER_CLIENT = "If x and y hold an array for each client, write data.from_dict({id: (x, y), …})."
 _READ_TWICE = 4  # examples of every client, to find random augmentation
 
 
@@ -56,6 +59,8 @@ def from_arrays(
     FederatedData('arrays', train: 1 client / 2 examples, test: 1 client / 2 examples)
     """
     clients = pack_rows(x, y, client, scale=scale, shift=shift, name=name, classes=classes, ignore_index=ignore_index)
+    if len(clients) >= _SUSPICIOUS and clients.examples == len(clients):
+        notify(f"{name}: every client has exactly one example. {_PER_CLIENT}")
     return _split(clients, split_by, validation, test, seed, name, classes, ignore_index)
 
 
@@ -75,7 +80,9 @@ def pack_rows(
         which, ids = client_of_rows(client)
         x, y = as_tree("x", x, len(which)), as_tree("y", y, len(which))
     except InvalidData as failure:
-        raise InvalidData(f"{name}: {failure}") from None
+        stop = "" if failure.args[0].endswith(".") else "."
+        hint = f"{stop} {_PER_CLIENT}" if _holds_clients(x, y) else ""
+        raise InvalidData(f"{name}: {failure}{hint}") from None
     counts = row_counts(x=x, y=y) | {"client": len(which)}
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"{leaf} {count}" for leaf, count in counts.items())
@@ -93,6 +100,15 @@ def pack_rows(
     )
     made.check_leaves()
     return made
+
+
+def _holds_clients(x: Any, y: Any) -> bool:
+    """Whether x and y are lists with the examples and the targets of one client at each place."""
+    if not (isinstance(x, list | tuple) and isinstance(y, list | tuple) and len(x) == len(y) > 1):
+        return False
+    if not all(isinstance(each, Tensor | np.ndarray) and each.ndim for each in (*x, *y)):
+        return False
+    return all(len(one) == len(other) for one, other in zip(x, y, strict=True))
 
 
 def from_dict(
@@ -113,9 +129,10 @@ def from_dict(
     >>> from_dict({"a": ([[0.0], [1.0]], [0, 1]), "b": ([[2.0]], [1])}, test=0.5)
     FederatedData('clients', train: 1 client / 2 examples, test: 1 client / 1 example)
     """
-    require(
-        isinstance(clients, Mapping) and len(clients) > 0, "clients", "must map client ids to (x, y)", type(clients).__name__
-    )
+    good, fix = isinstance(clients, Mapping) and len(clients) > 0, ""
+    if isinstance(clients, list | tuple) and len(clients) > 0:
+        fix = "Write dict(enumerate(…)) for a list of pairs (x, y)."
+    require(good, "clients", "must map client ids to (x, y)", type(clients).__name__, fix)
     triples = []
     for owner, pair in clients.items():
         if not (isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2):
@@ -123,11 +140,12 @@ def from_dict(
         _, (who,) = client_of_rows([owner])
         try:
             y = as_tree("y", pair[1])
-            if len(leaves(y)[0]) == 0:
-                raise InvalidData("it has no example. Drop it, or give it data.")
-            triples.append((who, as_tree("x", pair[0], len(leaves(y)[0])), y))
+            x = as_tree("x", pair[0], len(leaves(y)[0])) if len(leaves(y)[0]) else None
         except InvalidData as failure:
             raise InvalidData(f"{name}: client {who!r}: {failure}") from None
+        if x is None:
+            raise InvalidData(f"{name}: client {who!r} has no example. Drop it, or give it data.")
+        triples.append((who, x, y))
     packed = ClientSet.pack(triples, scale=scale, shift=shift, source=name)
     _refuse_odd_targets(packed.y, name, classes, ignore_index, packed.place)
     return _split(packed, split_by, validation, test, seed, name, classes, ignore_index)

@@ -136,7 +136,7 @@ class ExperimentRuns:
         text = reproduction.markdown()
         write_json(self.out / "result.json", reproduction.record(), indent=1)
         write_atomically(self.out / "result.md", (text + "\n").encode())
-        self.say(f"\n{text}\n\n{self.out / 'result.md'}\n{self.out / 'result.json'}")
+        self.say(f"\n{text.replace('**', '')}\n\n{self.out / 'result.md'}\n{self.out / 'result.json'}")
         return self.out
 
     def in_batches(self, missing: list[tuple[int, Method]], lr: float | None) -> Iterator[RunsTogether]:

@@ -22,7 +22,7 @@ from equipoise.round import Outcome, Plan, or_diverged, stop_unless_finite
 from equipoise.round_report import report_of
 from equipoise.runs.setup import Setting
 from equipoise.sampling import TICKS
-from equipoise.server_step import next_state, scaled, server_step
+from equipoise.server_step import next_state, scaled, server_step, total_of_rows
 from equipoise.types import Cohort, Job, LocalWork, RiskValue, RoundReport, ServerState
 
 
@@ -176,13 +176,12 @@ class RunOnClock:
         if linear:
             known = 1.0 if bool(arrived.all()) else 1.0 / float(share[arrived].sum())
             return plan, work, scaled(updates, known), state.aggregator
-        updates = torch.where(arrived.to(updates.device).unsqueeze(1), updates, float("nan"))
-        updates = updates * factors.to(updates).unsqueeze(1)
-        streams = {}
+        keys = None
         if algorithm.traits.aggregator.needs_keys:
             stream = rng.stream_key(setting.seed, "aggregation", state.round)
-            streams = {"keys": rng.client_keys(stream, setting.data.train.keys[clients].cpu())}
-        total, aggregated = algorithm.aggregator(updates, share, losses=None, state=state.aggregator, **streams)
+            keys = rng.client_keys(stream, setting.data.train.keys[clients].cpu())
+        updates = updates * factors.to(updates).unsqueeze(1)
+        total, aggregated = total_of_rows(algorithm.aggregator, work, updates, share, state.aggregator, keys=keys)
         return plan, work, total, aggregated
 
     def weigh(

@@ -41,6 +41,7 @@ from equipoise.runs.backdoor_rate import BackdoorProbe
 from equipoise.runs.carried_rules import check_smallest_batches, refuse_unfit_for_carried
 from equipoise.runs.error_spread import with_error_spread
 from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, sample_sizes
+from equipoise.runs.model_notices import tell_of_model
 from equipoise.runs.own_parts import try_own_parts
 from equipoise.runs.solver_rows import SolverRows
 from equipoise.runs.stopping import EarlyStopping, refuse_stop
@@ -256,6 +257,8 @@ def set_up(
     algorithm.drawn_by(0, alpha, clients_per_round=clients_per_round, seed=seed)  # refuses an impossible cohort before any work
     for solver in _solvers_at_work(algorithm):
         refuse_wrong_rates(solver, rounds, int(data.train.host_sizes.max()))
+    if traits.network is None:
+        tell_of_model(task, data, algorithm.solver)
     try_own_parts(algorithm, data.train.ids, alpha, clients_per_round, seed)
     personal: PersonalWork | None = None
     adaptation: PersonalWork | None = None

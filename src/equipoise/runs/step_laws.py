@@ -7,6 +7,7 @@ its kin, sign descent, decaying steps, Lookahead, a proximal term, weight decay.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
@@ -33,6 +34,10 @@ OPPOSITE = "opposite updates move the parameters by as much in the opposite dire
 OPPOSITE_CURE = "Leave out constants that do not depend on the updates."
 STATE_CHANGES = "a state that begins at zero and that a step uses is changed by steps"
 STATE_CHANGES_CURE = "Return the next state: velocity = 0.9 * state + total; return params + velocity, velocity."
+EACH_CLIENT = "a step on many clients is the step on each"
+EACH_CLIENT_CURE = (
+    "A step must work element by element: it must take no mean, norm or sort over the gradient; clip_norm bounds the norm."
+)
 ONE_BY_ONE = "a step acts on each number alone, whatever tensors the numbers are cut into"
 ONE_BY_ONE_CURE = (
     "Engines differ in this: the loop engine gives a step all parameters of one client (D,), the simulator one tensor of many "
@@ -128,6 +133,26 @@ def _broken_direction(solver: Any) -> Broken | None:
     if min(reached) < _KEPT_SHARE * reached[0] - _SLACK * 1e-6:
         return NOT_BACK, f"{100 * min(reached) / reached[0]:.3g} % of the first step are left", ON_AND_ON_CURE
     return None
+
+
+def memory_of_server(server: Any, params: Tensor, total: Tensor) -> str:
+    """By how much what one call of a server optimiser gives differs before and after other calls; empty if it does not.
+
+    The other calls have long opposite totals, which turn around even the sign of a slow mean in self.
+    """
+
+    def step(factor: float) -> Tensor | None:
+        answer = server.step(params.clone(), factor * total, copy.deepcopy(state))
+        return answer[0].clone() if isinstance(answer, tuple) and answer and isinstance(answer[0], Tensor) else None
+
+    state = server.begin(params.clone())
+    first = step(1.0)
+    for _ in range(20):
+        step(-10.0)
+    again = step(1.0)
+    if first is None or again is None or torch.equal(first.nan_to_num(), again.nan_to_num()):
+        return ""
+    return f"differences of up to {float((first - again).abs().max()):.3g}"
 
 
 def _rounds(server: Any, params: Tensor, totals: Sequence[Tensor]) -> list[Tensor]:

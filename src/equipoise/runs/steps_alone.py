@@ -11,6 +11,7 @@ from torch import Tensor
 from equipoise.core.abilities import is_of_user, solver_traits
 from equipoise.solvers.local_optimizer import LocalOptimizer
 
+BEGIN_CURE = "Write `begin`: it gets the weights, and returns e.g. (torch.zeros_like(weights),)."
 _STRONG = {"momentum": 0.9, "weight_decay": 1e3, "prox": 1e3}  # options of SGD that a step of one's own may forget
 
 
@@ -33,6 +34,19 @@ def some_steps(solver: Any, lr: float = 0.1) -> tuple[Tensor, Tensor]:
         told = {"number": number} if traits.numbered else {}
         solver.step(weights, torch.randn(8, generator=gen), memory, anchor=anchor, lr=lr, **told)
     return before, weights
+
+
+def failure_without_memory(solver: Any) -> str:
+    """The error of steps that look for a memory where `begin` returns none; empty if there is no such error."""
+    if solver.begin(torch.zeros(8)):
+        return ""
+    try:
+        some_steps(solver)
+    except IndexError as failure:
+        return f"the memory is empty, and a step gives {failure!r}"
+    except Exception:
+        return ""  # another error, which is shown where it happens
+    return ""
 
 
 def _steps_downhill(solver: Any, memory: tuple[Tensor, ...], weights: Tensor, lr: float = 1e-4) -> None:

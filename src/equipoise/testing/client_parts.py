@@ -26,8 +26,17 @@ from equipoise.runs.own_parts import (
     TUPLE_CURE,
 )
 from equipoise.runs.state_rules import FINITE, FINITE_CURE, SAME_AGAIN, SAME_CURE
-from equipoise.runs.step_laws import broken_step_law
-from equipoise.runs.steps_alone import convex_losses, ignored_options, is_memory, lost_memories, some_steps, step_call
+from equipoise.runs.step_laws import EACH_CLIENT, EACH_CLIENT_CURE, broken_step_law
+from equipoise.runs.steps_alone import (
+    BEGIN_CURE,
+    convex_losses,
+    failure_without_memory,
+    ignored_options,
+    is_memory,
+    lost_memories,
+    some_steps,
+    step_call,
+)
 from equipoise.solvers.client_steps import memory_of, rows_of
 from equipoise.solvers.prepared import AdjustedSolver
 from equipoise.testing.laws import accepts, agree, check_of, copied, has, hold, unchanged, without_error
@@ -103,6 +112,8 @@ def _check_form(solver: LocalSolver) -> None:
         with without_error(solver, IS_MEMORY):
             memory = copied(solver).begin(weights)
         hold(is_memory(memory, weights), solver, IS_MEMORY, type(memory).__name__, TUPLE_CURE)
+    failure = failure_without_memory(copied(solver))
+    hold(not failure, solver, IS_MEMORY, failure, BEGIN_CURE)
     again = copied(solver)  # as it was made: what a part keeps in self is of the shape that it saw first
     agree(solver, SAME_AGAIN, some_steps(again)[1], some_steps(again)[1], cure=SAME_CURE)
 
@@ -167,7 +178,7 @@ def _check_rows_apart(solver: LocalSolver, gen: torch.Generator) -> None:
             for row, gradient, own, before in zip(alone, gradients, memories, first.tolist(), strict=True):
                 solver.step(row, gradient.clone(), own, anchor=anchor, lr=0.1, **_told(solver, int(before) + number))
         hold(not torch.equal(together, start), solver, MOVES, start.tolist())
-        agree(solver, "a step on many clients is the step on each", together, torch.stack(alone), 1e-6)
+        agree(solver, EACH_CLIENT, together, torch.stack(alone), 1e-6, cure=EACH_CLIENT_CURE)
 
 
 def _check_kept_memory(solver: LocalSolver, dimension: int, gen: torch.Generator) -> None:

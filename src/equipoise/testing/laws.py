@@ -14,9 +14,8 @@ from typing import Any, ParamSpec
 import torch
 from torch import Tensor
 
-from equipoise.core.abilities import is_part
+from equipoise.core.abilities import is_part, refused_call
 from equipoise.errors import EquipoiseError, InvalidParameter, shown
-from equipoise.runs.own_parts import refused_call
 from equipoise.runs.state_rules import IS_KEPT, KEPT_CURE, SAME_AGAIN, SAME_CURE, STATE_CURE, copy_cure, unkeepable
 
 P = ParamSpec("P")

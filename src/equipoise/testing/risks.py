@@ -13,6 +13,7 @@ from equipoise.core.rng import torch_generator
 from equipoise.runs.client_form import broken_client_form
 from equipoise.runs.own_parts import ARE_EXACT, ARE_TENSORS, EXACT_CURE, NEGATIVE_CURE, RISK_CALL
 from equipoise.runs.risk_direction import tell_of_low_losses
+from equipoise.runs.state_rules import FINITE, FINITE_CURE
 from equipoise.testing.laws import accepts, agree, check_of, hold, is_finite, keepable, repeated, without_error
 from equipoise.types import ClientRisk, RiskTraits, RiskValue
 
@@ -51,6 +52,8 @@ def check_risk(risk: ClientRisk, *, seed: int = 0) -> None:
         alpha = torch.rand(count, generator=gen, dtype=torch.float64) + 0.1
         alpha = alpha / alpha.sum()
         result = _call_risk(risk, losses, alpha)
+        shown = f"the value {float(result.value):.6g} and the weights {_shortly(result.weights.tolist())}"
+        hold(is_finite(result.value) and is_finite(result.weights), risk, FINITE, shown, FINITE_CURE)
         _check_gradient(risk, losses, alpha, result)
         order = torch.randperm(count, generator=gen)
         moved = _call_risk(risk, losses[order], alpha[order], order)

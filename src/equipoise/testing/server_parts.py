@@ -33,9 +33,20 @@ from equipoise.runs.own_parts import (
     TYPE_CURE,
     total_of_one,
 )
-from equipoise.runs.state_rules import FINITE, FINITE_CURE, LINEAR_CURE, NO_LINEAR_STATE, SAME_CURE
-from equipoise.runs.step_laws import broken_server_law
-from equipoise.testing.laws import accepts, agree, check_of, hold, keepable, repeated, two_things, unchanged, without_error
+from equipoise.runs.state_rules import FINITE, FINITE_CURE, LINEAR_CURE, NO_LINEAR_STATE, SAME_AGAIN, SAME_CURE
+from equipoise.runs.step_laws import broken_server_law, memory_of_server
+from equipoise.testing.laws import (
+    accepts,
+    agree,
+    check_of,
+    copied,
+    hold,
+    keepable,
+    repeated,
+    two_things,
+    unchanged,
+    without_error,
+)
 from equipoise.types import Aggregator, AggregatorTraits, Averaging, Cohort, Sampler, ServerOptimizer
 
 
@@ -148,6 +159,8 @@ def check_server_optimizer(server: ServerOptimizer, *, seed: int = 0) -> None:
     accepts(server, server.step, SERVER_CALL, (0, 0, 0))
     state, law = server.begin(params), "a step returns two things, the next parameters and the next state"
     keepable(server, state)
+    kept = memory_of_server(copied(server), params, total)
+    hold(not kept, server, SAME_AGAIN, kept, SAME_CURE)
     with unchanged(server, "a step", parameters=params, state=state):
         still, _ = two_things(server, server.step(params, torch.zeros_like(params), state), law)
         first, later = two_things(server, server.step(params, total, state), law)

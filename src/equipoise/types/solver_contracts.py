@@ -82,6 +82,7 @@ class SolverTraits:
     numbered: bool = False  # whether `step` is told the `number` of the step: since the client's memory began, from 1 on
     clip_norm: float | None = None  # the engine scales the gradient of a client's loss down to this L2 norm, at every step
     step_factor: Callable[[int], float] | None = None  # the factor of the rate at local step 0, 1, … of a round
+    weight_decay: float = 0.0  # λ; it also shrinks parameters that get no gradient
     rates: Mapping[str, float] | None = None  # the factor of the rate of parameters, by patterns of their names
     keeps: Callable[[int], int] | None = None  # (D): how many numbers a client keeps between rounds; None: nothing
     # (steps (K,), rate): the sum of these steps under a gradient of 1, in units of the rate, (K,) float64

@@ -17,6 +17,9 @@ def captions(study: Study) -> dict[str, Caption]:
     several, noun = len(study.methods) > 1, study.scale.noun
     band = " Lines: mean over seeds; bands: lowest to highest seed." if study.seeds > 1 else ""
     pooled = " All seeds together." if study.seeds > 1 else ""
+    ninetieth = "90th percentile, to the left of which nine of ten lie"
+    if study.seeds > 1:
+        ninetieth = "the 90th percentile, mean over seeds"
     weighed = f"{study.judged.weighed}," if study.judged.weighed else ""
     logarithmic = " The axis is logarithmic." if study.spans_decades() else ""
     smoothed = f" Averaged over {window} rounds." if (window := _window(study)) > 1 else ""
@@ -25,8 +28,8 @@ def captions(study: Study) -> dict[str, Caption]:
     return {
         "histogram": (
             f"The {noun} of {every}: those at the right are left behind",
-            f"Height: the share of the {study.judged}{weighed} that see this {noun}. Solid line: mean; dashed line: 90th "
-            f"percentile, to the left of which nine of ten lie.{pooled}{logarithmic}{served_model(study)}",
+            f"Height: the share of the {study.judged}{weighed} that see this {noun}. Solid line: mean; dashed "
+            f"line: {ninetieth}.{pooled}{logarithmic}{served_model(study)}",
         ),
         "percentiles": (
             f"The {noun} at every percentile: the tail is at the right end",

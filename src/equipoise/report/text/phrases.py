@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from equipoise.client_table import count_worse_own_models
@@ -82,15 +82,18 @@ def sample_words(runs: Sequence[RunRecord]) -> str:
     return f"{evaluated} of {every} clients, drawn at random"
 
 
-def untrained_words(methods: Mapping[str, Sequence[RunRecord]]) -> str:
-    """A sentence on shared models with layers that were never trained; empty if no method keeps layers with its clients."""
-    names = [name for name, runs in methods.items() if has_untrained_layers(runs)]
+def untrained_words(methods: Mapping[str, Sequence[RunRecord]], shown: Collection[str] | None = None) -> str:
+    """A sentence on shared models with layers that were never trained; empty if no method keeps layers with its clients.
+
+    `shown` are the methods whose shared model has figures in view; None: all.
+    """
+    names = [name for name, runs in methods.items() if (shown is None or name in shown) and has_untrained_layers(runs)]
     if not names:
         return ""
     under = f"Under {listed(names)}, the" if len(methods) > 1 else "The"
     return (
-        f"{under} layers that clients keep were never trained in the shared model: they are as they began, and its figures "
-        "mean little without finetuning."
+        f"{under} layers that clients keep were never trained in the shared model: they are as they began, and the "
+        "figures of the shared model mean little without finetuning."
     )
 
 
@@ -120,7 +123,7 @@ def remarks(
         sentences.append(f"Under {listed(lacking)}, these clients have no models of their own, and are served the shared one.")
     if worse := own_worse_words(methods):
         sentences.append(worse)
-    if untrained := untrained_words(methods):
+    if untrained := untrained_words(methods, {*own, *lacking}):
         sentences.append(untrained)
     if attack := attack_words([run for runs in methods.values() for run in runs]):
         theirs = [f"{write(row['malicious_mean'].mean)} under {name}" for name, row in table.items() if "malicious_mean" in row]
