@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from equipoise.core.error_names import ZERO_ONE, error_definition, error_words
 from equipoise.core.words import counted
 from equipoise.metrics import Interval, Summary
-from equipoise.report.data.over_seeds import Spread
+from equipoise.report.data.over_seeds import Spread, trivial_doubt
 from equipoise.report.text.phrases import BACKDOOR, UNATTACKED
 from equipoise.report.text.sentences import ValueFormat, trivial_sentence
 
@@ -96,7 +96,7 @@ class RunSummary:
         measured = [f"error: {meant}." for meant in [self._measured] if meant]
         if trivial:
             measured.append(f"trivial error: the same answer for every example, the {self.trivial_answer} of training.")
-            measured += filter(None, [self._no_better_than_trivial])
+            measured += filter(None, [trivial_doubt(self.trivial_answer, self.error_name), self._no_better_than_trivial])
         elif self.private:
             measured.append(NO_TRIVIAL)
         said = (self.noise, self.own_worse, self.attack, self.absent, self.small_clients, self.few_clients)
