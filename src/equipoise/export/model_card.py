@@ -14,7 +14,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.core.version import VERSION
 from equipoise.core.words import counted
 from equipoise.metrics import summarise, summarise_metric
-from equipoise.privacy.drowned_sums import drowning_words
+from equipoise.privacy.drowned_sums import DROWNS, drowning_words
 from equipoise.report.data.over_seeds import in_percent
 from equipoise.report.text.sentences import FEW_CLIENTS, with_article
 from equipoise.risk.groups import Groups, checked_groups, group_name
@@ -191,6 +191,7 @@ def privacy_words(run: RunRecord, parameters: int = 0) -> str:
             min((z for z, _, _ in events), default=0.0), parameters, run.clients_per_round or 0, clip or math.inf
         )
         noise = "" if run.privacy is None else run.privacy.noise
+        drowned = "" if DROWNS in noise else drowned  # said once
         said = f"{run.epsilon} Figures of clients on this card are not covered by ε."
         return " ".join(filter(None, [said, _server_words(run), drowned, noise]))
     if run.algorithm.privacy is not None:
