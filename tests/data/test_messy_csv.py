@@ -13,7 +13,7 @@ import equipoise as eq
 from equipoise.data.leading_zeros import may_begin_with_zero
 from equipoise.data.row_places import record_lines
 from equipoise.data.written_values import decimal_signs, number_of_text
-from equipoise.errors import EquipoiseNotice, InvalidData
+from equipoise.errors import EquipoiseNotice, InvalidData, InvalidParameter
 
 COUNT = 60
 BOTH = {"client": "shop", "target": "y"}
@@ -367,3 +367,13 @@ def test_a_class_that_hardly_a_row_has_gets_a_notice():
         eq.data.from_frame(table(2000, 10), **names)
         eq.data.from_frame(table(1000, 7), **names)
         eq.data.from_frame(table(2000, 7), **names, target_kind="classes")
+
+
+def test_a_column_that_is_unknown_is_named_once_with_the_nearest_one(tmp_path):
+    path = written(tmp_path / "t.csv", "shop,crp,y", [f"s{row % 4},{row},{row % 2}" for row in range(40)])
+    with pytest.raises(InvalidParameter, match="Did you mean 'crp'"):
+        eq.data.csv(path, client="shop", target="y", decimal={"CRP": ","})
+    with pytest.raises(InvalidParameter) as refusal:
+        eq.data.csv(path, client="shopp", target="y")
+    assert str(refusal.value).count("'shopp'") == 1
+    assert "Did you mean 'shop'? Allowed: crp, shop, y." in str(refusal.value)

@@ -294,9 +294,8 @@ def tune(
     refuse_run_folder(folder)
     with naming_settings(config, settings or ()):
         search = read_search(config, settings or (), trust=trust)
-    with _resumable():
-        with raising_terminated():
-            results = run_search(search, folder, workers=workers, console=Console(), ray=ray)
+    with _resumable(), raising_terminated():
+        results = run_search(search, folder, workers=workers, console=Console(), ray=ray)
     for result in results:
         if result.criterion is None:
             _print_error(f"Failed: {trial_name(result.values)}: {result.message}")
