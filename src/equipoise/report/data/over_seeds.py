@@ -93,8 +93,25 @@ def split_words(runs: Sequence[RunRecord]) -> str:
     return "each seed splits the data again" if seeds_split_again(runs) else "the same split for all seeds"
 
 
+def _one_table(runs: Sequence[RunRecord]) -> bool:
+    """Whether all seeds are of one table, as far as records show it: every client has as many rows under each of them."""
+
+    def rows(run: RunRecord) -> dict[str, int]:
+        count: dict[str, int] = {}
+        for client, size in zip(run.clients.client, run.clients.size.tolist(), strict=True):
+            count[client] = count.get(client, 0) + size
+        return count
+
+    return all(run.target for run in runs) and all(rows(run) == rows(runs[0]) for run in runs[1:])
+
+
 def covered_by_seeds(runs: Sequence[RunRecord]) -> str:
     """What a spread over seeds covers, and what it leaves out, in words."""
+    if seeds_split_again(runs) and _one_table(runs):
+        return (
+            "the randomness of training and of the split. Seeds split the same rows again, so this interval is somewhat too "
+            "narrow"
+        )
     if seeds_split_again(runs):
         return (
             "the randomness of training and of the split, since each seed splits the data again, or draws its own; it is too "
