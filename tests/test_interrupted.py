@@ -121,11 +121,37 @@ def test_a_second_ctrl_c_stops_at_once_and_leaves_the_checkpoint_as_it_was(tmp_p
 
 
 def test_sigterm_ends_the_process_after_the_round_with_a_checkpoint(tmp_path):
-    _, status = interrupted(TRAIN, tmp_path, 'eq.Checkpoints("run.safetensors", every=5)', number=signal.SIGTERM)
+    said, status = interrupted(TRAIN, tmp_path, 'eq.Checkpoints("run.safetensors", every=5)', number=signal.SIGTERM)
     assert status == -signal.SIGTERM
+    told = "Stopped by SIGTERM. run.safetensors holds the run after 7 rounds. Repeat the call to go on from there."
+    assert said.strip().splitlines()[-1] == told
     with pytest.warns(EquipoiseNotice, match="Going on from round 7 of 9"):
         after = resumed(tmp_path / "run.safetensors")
     assert torch.equal(after.params, resumed(None).params)
+
+
+def test_sigterm_ends_a_study_and_its_runs_with_a_word(tmp_path):
+    study = tmp_path / "study.toml"
+    study.write_text(TAIL.read_text().replace("seed = 0\n", "") + "\n[study]\nseeds = 1\n[methods.FedAvg]\n")
+    command = [sys.executable, "-m", "equipoise", "compare", str(study), "--set", "train.rounds=100000", "--out", "out"]
+    child = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        log = tmp_path / "out" / "FedAvg-0" / "rounds.jsonl"
+        waited = time.monotonic() + 60
+        while not (log.exists() and '"round"' in log.read_text()):
+            assert child.poll() is None, child.stderr.read()
+            assert time.monotonic() < waited
+            time.sleep(0.1)
+        child.send_signal(signal.SIGTERM)
+        _, said = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert child.returncode == -signal.SIGTERM
+    assert said.strip().splitlines()[-1] == "Stopped by SIGTERM. The same command goes on where it stopped."
+    length = log.stat().st_size
+    time.sleep(1)
+    assert log.stat().st_size == length  # nobody goes on with it
+    assert "Stopped by SIGTERM." in (log.parent / "run.log").read_text()
 
 
 def test_the_command_line_says_which_round_the_checkpoint_holds_and_goes_on_from_it(tmp_path):

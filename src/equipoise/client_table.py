@@ -51,8 +51,9 @@ class ClientTable:
     client gets. `metrics` are further columns by name, NaN for a client without a value; `personal_metrics` are those of
     own models. Under attack `malicious` marks the attackers; summaries are over all other clients. `trivial_error` is the
     error of giving every example the same answer, `trivial_answer`: the class that is most frequent in training, or the
-    mean of the training targets. If the targets are numbers, `error_deviation` and `error_skewness` are the standard
-    deviation and the skewness of the shared model's errors on a client's examples; NaN for a client with one example.
+    mean of the training targets (their median under the absolute error). If the targets are numbers, `error_deviation` and
+    `error_skewness` are the standard deviation and the skewness of the shared model's errors on a client's examples; NaN
+    for a client with one example.
     Iterating gives dictionaries, so `pandas.DataFrame(table)` works. Source: ours.
 
     >>> table = ClientTable(
@@ -82,7 +83,7 @@ class ClientTable:
     trivial_error: Tensor | None = None  # (R,) float64: of one answer for all examples
     error_deviation: Tensor | None = None  # (R,) float64: of the errors of a client's examples, where they are numbers
     error_skewness: Tensor | None = None  # (R,) float64: of the errors of a client's examples, where they are numbers
-    trivial_answer: str = ""  # "most frequent class" or "mean of the targets"
+    trivial_answer: str = ""  # "most frequent class", "mean of the targets" or "median of the targets"
     not_evaluated: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # split → client in no row or mean → why
 
     @classmethod

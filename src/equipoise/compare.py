@@ -24,6 +24,7 @@ from equipoise.report.data.over_seeds import (
     intervals_of,
     metric_figures,
     split_words,
+    trivial_doubts,
     trivial_name,
 )
 from equipoise.report.data.paired import Differences
@@ -187,7 +188,11 @@ class Comparison:
         if trivial := next((row for row in table.values() if "trivial_mean" in row), None):
             answer = trivial_name(self.all_results)
             lines.append(f"{answer:<{width}}{cells(trivial, 'trivial_')}")
-            lines += filter(None, [trivial_words(table, ValueFormat(percent=False, decimals=3), answer)])
+            doubt, no_better = (
+                trivial_doubts(self.all_results),
+                trivial_words(table, ValueFormat(percent=False, decimals=3), answer),
+            )
+            lines += filter(None, [doubt, no_better])
         lines += self._difference_lines()
         if spent := self.privacy:
             lines.append(spent)

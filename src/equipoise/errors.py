@@ -330,10 +330,13 @@ def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> str:
 def nearest_name(name: Any, allowed: Iterable[str]) -> str:
     """A question that names the nearest of the allowed names; empty if none is near.
 
-    >>> nearest_name("fedavg", ["FedAvg", "tail"]), nearest_name("x", ["tail"])
-    ("Did you mean 'FedAvg'?", '')
+    >>> nearest_name("fedavg", ["FedAvg", "tail"]), nearest_name("CRP", ["crp"]), nearest_name("x", ["tail"])
+    ("Did you mean 'FedAvg'?", "Did you mean 'crp'?", '')
     """
-    near = get_close_matches(name, list(allowed), n=1) if isinstance(name, str) else []
+    if not isinstance(name, str):
+        return ""
+    names = list(allowed)
+    near = [each for each in names if each.casefold() == name.casefold()] or get_close_matches(name, names, n=1)
     return f"Did you mean {near[0]!r}?" if near else ""
 
 

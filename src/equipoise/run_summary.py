@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from equipoise.core.error_names import ZERO_ONE, error_definition, error_words
+from equipoise.core.error_names import ABSOLUTE, ZERO_ONE, error_definition, error_words
 from equipoise.core.words import counted
 from equipoise.metrics import Interval, Summary
-from equipoise.report.data.over_seeds import Spread
+from equipoise.report.data.over_seeds import MEDIAN, Spread, trivial_doubt
 from equipoise.report.text.phrases import BACKDOOR, UNATTACKED
 from equipoise.report.text.sentences import ValueFormat, trivial_sentence
 
 NO_TRIVIAL = (
-    "trivial error: a private run does not look at the training examples that it is chosen by; on data of your own, "
-    "eq.evaluate(result.model, data) shows it."
+    "trivial error: a private run does not look at the training examples that it is chosen by. Compare the model with the "
+    "{answer} on data of your own before use: eq.evaluate(result.model, data) shows both."
 )
+
+_ANSWERS = {ZERO_ONE: "most frequent class", ABSOLUTE: MEDIAN}  # by error; else the mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,9 +98,9 @@ class RunSummary:
         measured = [f"error: {meant}." for meant in [self._measured] if meant]
         if trivial:
             measured.append(f"trivial error: the same answer for every example, the {self.trivial_answer} of training.")
-            measured += filter(None, [self._no_better_than_trivial])
+            measured += filter(None, [trivial_doubt(self.trivial_answer, self.error_name), self._no_better_than_trivial])
         elif self.private:
-            measured.append(NO_TRIVIAL)
+            measured.append(NO_TRIVIAL.format(answer=_ANSWERS.get(self.error_name, "mean of the targets")))
         said = (self.noise, self.own_worse, self.attack, self.absent, self.small_clients, self.few_clients)
         few = [text for text in said if text]
         return "\n".join([*(line.rstrip() for line in lines), *measured, *few, *metric_words(self.metrics), *self.subgroups])

@@ -280,7 +280,7 @@ def _train_alone(
                 asked = None if saving is None else saving.stop_asked
                 if any(run.failure is None for run in runs):  # else the checkpoint stays where the run can be tried again
                     saves.tell("on_states", runs)
-                stop_if_asked(asked)
+                stop_if_asked(asked, saving)
         for run in runs:
             if run.failure is None:
                 bar.tell("on_evaluating", run.reported.round)

@@ -285,10 +285,10 @@ eq.data.csv(sys.argv[1], client="hospital", target="ill", test=0.0)
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: load(client="hospitl"), "Unknown column 'hospitl'. Did you mean 'hospital'?"),
+        (lambda: load(client="hospitl"), "but is 'hospitl'. Did you mean 'hospital'?"),
         (lambda: load(target="sick"), "target must name a column of table, but is 'sick'"),
         (lambda: load(target="hospital"), "target must be another column than client, but is 'hospital'"),
-        (lambda: load(columns=["age", "wrd"]), "columns must name a column of table, but is 'wrd'. Unknown column 'wrd'. Did"),
+        (lambda: load(columns=["age", "wrd"]), "columns must name a column of table, but is 'wrd'. Did you"),
         (lambda: load(columns=["age", "ill"]), "columns must be another column than target"),
         (lambda: load(columns="age"), "columns must be a list of names"),
         (lambda: load(client=3), "client must be the name of a column, but is 3"),

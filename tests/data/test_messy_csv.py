@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ import equipoise as eq
 from equipoise.data.leading_zeros import may_begin_with_zero
 from equipoise.data.row_places import record_lines
 from equipoise.data.written_values import decimal_signs, number_of_text
-from equipoise.errors import EquipoiseNotice, InvalidData
+from equipoise.errors import EquipoiseNotice, InvalidData, InvalidParameter
 
 COUNT = 60
 BOTH = {"client": "shop", "target": "y"}
@@ -325,3 +326,54 @@ def test_dates_with_names_of_months(write, form, tmp_path):
 def test_a_column_without_a_name_is_an_index_only_if_it_is_the_first(tmp_path):
     path = written(tmp_path / "t.csv", "shop,,x,y", lines_of(["1", "2", "3"]))
     assert eq.data.csv(path, **BOTH).schema.columns[0].becomes == "scaled"
+
+
+@pytest.mark.parametrize("header", ["who,age,ill", " Who,AGE ,ill"])
+@pytest.mark.parametrize("reader", ["csv", "frame", "store at once", "store in pieces"])
+def test_a_header_among_the_rows_is_refused(tmp_path, header, reader):
+    rows = [f"c{row // 10},{row},{'yes' if row % 3 else 'no'}" for row in range(60)]
+    path = tmp_path / "joined.csv"
+    path.write_text("\n".join(["who,age,ill", *rows[:30], header, *rows[30:]]) + "\n")
+    names = {"client": "who", "target": "ill"}
+    line = r"row 30 \(counted from 0; line 32 of the file\) repeats the header\. Delete it"
+    readers = {
+        "csv": lambda: eq.data.csv(path, **names),
+        "frame": lambda: eq.data.from_frame(pd.read_csv(path), **names),
+        "store at once": lambda: eq.data.write_table_store(path, tmp_path / "store", **names),
+        "store in pieces": lambda: eq.data.write_table_store(path, tmp_path / "store", memory=0, **names),
+    }
+    with pytest.raises(InvalidData, match="row 30 repeats the header" if reader == "frame" else line):
+        readers[reader]()
+
+
+def test_a_row_that_names_only_some_columns_is_no_header():
+    frame = {"who": ["who", "who", "b", "b"], "a": ["a", "c", "c", "a"], "ill": ["no", "yes", "no", "yes"]}
+    assert len(eq.data.from_frame(frame, client="who", target="ill", test=0.5).train) == 1
+
+
+def test_a_class_that_hardly_a_row_has_gets_a_notice():
+    """7 of 2000 rows are 0.35 %; 10 rows, or 7 of 1000, are not told."""
+
+    def table(count, rare):
+        answers = ["maybe"] * rare + ["yes", "no"] * ((count - rare) // 2) + ["no"] * ((count - rare) % 2)
+        whose = [f"c{row % 10}" for row in range(count)]
+        return {"who": whose, "age": [float(row * 7919 % 1009) / 3 for row in range(count)], "ill": answers}
+
+    names = {"client": "who", "target": "ill", "split_by": "examples", "test": 0.5}
+    with pytest.warns(EquipoiseNotice, match=r"column 'ill', the target: class 'maybe' has 7 of 2000 rows\. If"):
+        eq.data.from_frame(table(2000, 7), **names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", EquipoiseNotice)
+        eq.data.from_frame(table(2000, 10), **names)
+        eq.data.from_frame(table(1000, 7), **names)
+        eq.data.from_frame(table(2000, 7), **names, target_kind="classes")
+
+
+def test_a_column_that_is_unknown_is_named_once_with_the_nearest_one(tmp_path):
+    path = written(tmp_path / "t.csv", "shop,crp,y", [f"s{row % 4},{row},{row % 2}" for row in range(40)])
+    with pytest.raises(InvalidParameter, match="Did you mean 'crp'"):
+        eq.data.csv(path, client="shop", target="y", decimal={"CRP": ","})
+    with pytest.raises(InvalidParameter) as refusal:
+        eq.data.csv(path, client="shopp", target="y")
+    assert str(refusal.value).count("'shopp'") == 1
+    assert "Did you mean 'shop'? Allowed: crp, shop, y." in str(refusal.value)

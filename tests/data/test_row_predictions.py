@@ -626,3 +626,13 @@ def test_a_configuration_that_names_a_network_needs_no_option(own_net):
     done = call("predict", "named", "new.csv", "--out", "out.csv")
     assert done.exit_code == 0, done.stderr
     assert len(rows_of("out.csv")) == 2
+
+
+def test_a_client_that_is_written_otherwise_is_asked_about(shops):
+    _, _, week = with_own_models()
+    week.assign(shop=["SHOP 3 ", "shop 0", "a new shop", " shop  1", None]).to_csv(
+        "week.csv", index=False, sep=";", decimal=","
+    )
+    said = " ".join(call("predict", "own", "week.csv", "--out", "out.csv", *READING).stderr.split())
+    assert "'SHOP 3 ': did you mean 'shop 3'? ' shop 1': did you mean 'shop 1'?" in said.replace("  ", " ")
+    assert said.count("did you mean") == 2

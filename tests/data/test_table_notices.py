@@ -690,6 +690,23 @@ def test_names_that_look_alike_get_a_notice(columns, words):
     load(FRAME.assign(c=["a b", "ab", "c"] * 20, a=["m", "n", "f"] * 20))
 
 
+@pytest.mark.parametrize(
+    ("names", "more", "line"),
+    [
+        (["K 1", "k 1", "K 1 ", "K 2", "k 2", "b"], "2 more such names: 6 names would be 3", ".str.strip().str.casefold()"),
+        (["K 1", "K  1", "k 1"], "1 more such names: 3 names would be 1", '.str.split().str.join(" ").str.casefold()'),
+    ],
+)
+def test_names_that_look_alike_are_counted(names, more, line):
+    whose = (names * 30)[: len(FRAME)]
+    with pytest.warns(EquipoiseNotice, match="which look alike, and") as told:
+        load(FRAME.assign(c=whose))
+    text = str(told[0].message)
+    assert f"{more} after {line}." in text
+    assert f"write them alike, e.g. frame['c'] = frame['c']{line}." in text
+    assert pd.DataFrame({"c": whose}).eval("c").pipe(lambda s: eval(f"s{line}")).nunique() == int(more.split()[-1])  # noqa: S307
+
+
 def test_a_target_of_many_whole_numbers_gets_a_notice():
     days = FRAME.assign(y=[row * 7 % 22 for row in range(len(FRAME))])
     said = r"holds 22 different whole numbers, 0 … 21, which are taken for classes .* target_kind=\"number\""

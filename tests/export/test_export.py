@@ -214,6 +214,32 @@ def test_subgroups_by_size_have_the_figures_of_their_clients(result):
     assert found["small_groups"] == 0
 
 
+def test_the_card_of_a_protected_run_has_no_figure_of_fewer_than_five_clients(result):
+    """The worst tenth of 21 clients are three, that of 50 five; of four clients nothing is said."""
+    protected = replace(result, algorithm=eq.Algorithm(privacy=eq.privacy.SecureAggregation()))
+
+    def card_of(errors, sizes):
+        found = model_card.card(replace(protected, clients=rows_of(errors, sizes)))
+        return found, model_card.card_markdown(found).decode()
+
+    found, text = card_of([k / 20 for k in range(21)], [3] * 7 + [9] * 7 + [30] * 7)
+    for row in (found["metrics"]["test"], *found["subgroups"]):
+        assert (row["percentile_90"], row["worst_10"]) == (None, None)
+        assert row["mean"] is not None
+    assert found["left_behind"]["worst_tenth_mean"] is None
+    assert "There are 21 test clients. 0 clients have more than twice the mean." in text
+    assert "– stands for a figure that rests on fewer than 5 clients" in text
+    assert [row["group"] for row in found["subgroups"]] == [
+        f"the third of clients with {name} examples" for name in ("the fewest", "a middling number of", "the most")
+    ]
+    found, text = card_of([k / 50 for k in range(50)], [40] * 50)
+    assert found["metrics"]["test"]["worst_10"] == pytest.approx((0.90 + 0.98) / 2)
+    assert "– stands for" not in text
+    found, text = card_of([0.11, 0.12, 0.13, 0.94], [40] * 4)
+    assert all(found["metrics"]["test"][key] is None for key in model_card.KEYS)
+    assert "94" not in text
+
+
 def test_few_clients_are_described_as_such(result):
     def said(errors):
         found = model_card.card(replace(result, clients=rows_of(errors, [40] * len(errors))))

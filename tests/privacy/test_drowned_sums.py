@@ -9,7 +9,7 @@ import torch
 import equipoise as eq
 from equipoise.errors import EquipoiseNotice
 from equipoise.export.model_card import privacy_words
-from equipoise.privacy.drowned_sums import added_noise, drowning_words
+from equipoise.privacy.drowned_sums import added_noise, drowning_words, noisy_model_words
 from equipoise.privacy.observer_table import PrivacyTable
 from equipoise.runs.setup import set_up
 
@@ -71,6 +71,22 @@ def test_a_model_that_noise_has_destroyed_is_told_with_the_remedies():
     assert PrivacyTable.of_plain(result.privacy.plain()).noise == result.privacy.noise
 
 
+def test_noise_of_half_of_the_squared_norm_is_told_everywhere(tmp_path):
+    """Noise of 0.8 of the norm is 64 % of the squared norm; of 0.7 it is 49 %, which is not told."""
+    plan = plan_of(private(0.5))
+    noise, start = added_noise(plan, D, 6), torch.full((D,), 0.5)
+    of_norm = {share: torch.full((D,), noise / share / math.sqrt(D)) for share in (0.7, 0.8)}
+    assert noisy_model_words(plan, start, of_norm[0.7], 6) == ""
+    assert "mostly noise" in noisy_model_words(plan, start, of_norm[0.8], 6)
+    with pytest.warns(EquipoiseNotice, match="mostly noise"):
+        result = trained(LARGE)
+    page = result.report(tmp_path / "r.html").read_text()
+    result.export(tmp_path / "m.safetensors")
+    card = (tmp_path / "m.card.md").read_text()
+    for text in (str(result.summary()), page, card):
+        assert text.count("Noise drowns the sum of updates") == 1
+
+
 def test_a_small_clip_bound_leaves_the_model(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error", EquipoiseNotice)
@@ -94,7 +110,9 @@ def test_what_is_said_of_the_sums_depends_on_the_clip_bound():
 
 
 def test_a_private_summary_says_why_it_has_no_trivial_answer():
-    assert "trivial error: a private run does not look" in str(trained(SMALL).summary())
+    said = str(trained(SMALL).summary())
+    assert "trivial error: a private run does not look" in said
+    assert said.count("Compare the model with the most frequent class on data of your own before use: eq.evaluate(") == 1
     plain = eq.train(Wide(), DATA, rounds=1, clients_per_round=10, progress=False)
     assert "does not look" not in str(plain.summary())
 

@@ -1,4 +1,5 @@
 import json
+import sys
 import warnings
 
 import pytest
@@ -195,6 +196,26 @@ def test_runs_without_privacy_are_listed(tmp_path):
     assert (found["epsilon"], len(found["runs"])) == (None, 2)
     result.save(tmp_path / "saved")
     assert answer("ledger", str(tmp_path))["exact_on_unknown_data"] == [str(tmp_path / "saved")]
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+@pytest.mark.parametrize("personal", ["Ditto", "Finetuning", "Local"])
+def test_runs_with_personal_models_are_listed_with_the_others_on_their_data(tmp_path, monkeypatch, personal):
+    """Also where nothing has imported the classes of their states, as in a command of its own."""
+    data = eq.data.label_shift(train_clients=8, validation_clients=2, test_clients=2, seed=0)
+    model = eq.models.Softmax(data.features, data.classes)
+    chosen = {"Ditto": eq.personal.Ditto(strength=0.5), "Finetuning": eq.personal.Finetuning(), "Local": eq.personal.Local()}
+    for name, algorithm in (("plain", eq.Algorithm()), ("own", eq.Algorithm(personal=chosen[personal]))):
+        state = tmp_path / name / "checkpoint" / "state.safetensors"
+        eq.train(model, data, algorithm, checkpoint=state, rounds=2, clients_per_round=4, progress=False)
+        (tmp_path / name / "config.toml").write_text('[algorithm]\nprivacy = "none"\n')
+    monkeypatch.delitem(sys.modules, "equipoise.personal.personal_run")
+    found = answer("ledger", str(tmp_path))
+    assert found["exact_on_unknown_data"] == []
+    assert {run["folder"]: run["rounds"] for run in found["data"][0]["runs"]} == {"own": 2, "plain": 2}
+    shown = call("ledger", str(tmp_path)).stdout
+    assert "outside ε: of a run without ε, its exact releases: of secure sums each sum, else the model of each round." in shown
+    assert "exact means of evaluations" not in shown
 
 
 def test_the_ledger_counts_an_evaluation_as_no_round():

@@ -13,6 +13,7 @@ import equipoise as eq
 from equipoise.report import write_report
 from equipoise.report.data.by_client import changes, client_errors, interval_over_seeds, mean_over_seeds
 from equipoise.report.data.results_by_method import Study
+from equipoise.runs import trivial_answer
 
 
 def with_errors(run, errors, **changed):
@@ -235,6 +236,31 @@ def test_a_regression_has_the_mean_of_its_training_targets():
     wanted = [float((data.test.client(at=k)[1].double() - centre).square().mean()) for k in range(len(data.test))]
     assert rows.trivial_error.tolist() == pytest.approx(wanted, rel=1e-4)
     assert "mean of the targets" in made.summary()
+
+
+def test_under_the_absolute_error_it_is_the_median_of_the_training_targets(tmp_path):
+    """By hand: targets 0, 0, 0, 1 and 9 have the mean 2 and the median 0, whose mean absolute error is 2 and not 2.8."""
+    x, y = torch.randn(5, 2, generator=torch.Generator().manual_seed(0)), torch.tensor([0.0, 0.0, 0.0, 1.0, 9.0])
+    owner = ["a"] * 5 + ["b"] * 5
+    data = eq.data.from_arrays(torch.cat([x, x]), torch.cat([y, y]), owner, test=0.0)
+    model = eq.models.LinearRegression(2)
+
+    def own(outputs, targets):
+        return (outputs - targets).abs()
+
+    for error, answer, wanted in ((nn.L1Loss(reduction="none"), "median", 2.0), (own, "mean", 2.8), (None, "mean", 12.4)):
+        run = eq.train(model, data, rounds=1, clients_per_round=2, error=error, progress=False)
+        assert run.clients.trivial_answer == f"{answer} of the targets"
+        assert run.clients.trivial_error.tolist() == pytest.approx([wanted] * 2)
+        shown = (str(run.summary()), eq.Comparison({"run": [run]}).summary(), Page(run.report(tmp_path / "r.html")).source)
+        said = "the mean, which need not be the best constant for this error"
+        for text in shown:
+            assert f"{answer} of the targets" in text
+            assert (said in text.replace("\u00a0", " ")) is (error is own)
+
+
+def test_the_median_of_an_even_count_is_in_the_middle():
+    assert trivial_answer._median(torch.tensor([4.0, 1.0, 2.0, 9.0]).double()) == 3.0
 
 
 def test_binary_targets_and_a_sample_of_clients():

@@ -15,6 +15,7 @@ from equipoise.core.error_names import error_name
 from equipoise.errors import InvalidParameter
 from equipoise.experiment.folder import read_record
 from equipoise.report import write_report
+from equipoise.report.data.over_seeds import covered_by_seeds
 from equipoise.report.data.results_by_method import Study
 
 ROW = np.arange(120)
@@ -222,3 +223,20 @@ def test_axes_name_the_error_and_the_note_has_no_code(tmp_path):
     assert "fewer than 30 examples" in page.by_id["note"]
     assert "at_least" not in page.by_id["note"]
     assert page.rows["table-numbers"][1][0] == "this model"
+
+
+def test_an_interval_over_splits_of_one_table_is_said_to_be_too_narrow():
+    def made(change=""):
+        def data(seed):
+            frame = PRICES[: 120 - seed * (change == "rows")]
+            return eq.data.from_frame(frame, client="shop", target="price", split_by="examples", seed=seed)
+
+        runs = [
+            eq.train(eq.models.Tabular(data(seed).schema, hidden=()), data(seed), rounds=1, clients_per_round=4, seed=seed,
+                     progress=False)
+            for seed in (0, 1)
+        ]  # fmt: skip
+        return covered_by_seeds([replace(run, data_version=str(run.seed)) for run in runs])  # as compare sets it
+
+    assert made().endswith("Seeds split the same rows again, so this interval is somewhat too narrow")
+    assert "too narrow in general if the data of seeds share clients" in made("rows")

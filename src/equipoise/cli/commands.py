@@ -22,6 +22,7 @@ from equipoise.cli import serve_commands, store_commands
 from equipoise.cli.flower_commands import app as flower_app
 from equipoise.cli.output_files import Overwrite, refuse_taken_file
 from equipoise.cli.privacy_commands import app as privacy_app
+from equipoise.cli.termination import Terminated, end_by_sigterm, raising_terminated
 from equipoise.core.version import VERSION
 from equipoise.errors import ConfigError, EquipoiseError, EquipoiseNotice, unknown_name
 from equipoise.experiment import catalog
@@ -87,7 +88,10 @@ class ClearErrors(TyperGroup):
             _print_error(" ".join([f"Error: {_said(failure)}", *vars(failure).get("__notes__", ())]))
             raise typer.Exit(2) from failure
         except KeyboardInterrupt as failure:
-            _print_error(" ".join(["Stopped by Ctrl-C.", *vars(failure).get("__notes__", ())]), "yellow")
+            how = "SIGTERM" if isinstance(failure, Terminated) else "Ctrl-C"
+            _print_error(" ".join([f"Stopped by {how}.", *vars(failure).get("__notes__", ())]), "yellow")
+            if isinstance(failure, Terminated):
+                end_by_sigterm()
             raise typer.Exit(130) from failure
 
 
@@ -251,7 +255,8 @@ def compare(
     console = Console()
     with _resumable():
         prepare(runs)
-        jobs = run_all(runs, workers=workers, console=console, ray=ray)
+        with raising_terminated():
+            jobs = run_all(runs, workers=workers, console=console, ray=ray)
         records = [read_record(job.folder.path).judged_by(at_least=at_least) for job in jobs if job.folder.finished]
         if records:
             from equipoise.report import write_report
@@ -292,7 +297,7 @@ def tune(
     refuse_run_folder(folder)
     with naming_settings(config, settings or ()):
         search = read_search(config, settings or (), trust=trust)
-    with _resumable():
+    with _resumable(), raising_terminated():
         results = run_search(search, folder, workers=workers, console=Console(), ray=ray)
     for result in results:
         if result.criterion is None:

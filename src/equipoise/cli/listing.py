@@ -83,7 +83,15 @@ def comparison_table(records: Sequence[RunRecord], *, plain: bool = False) -> Ta
     In `plain` text, such as that of a pipe, a star stands for bold.
     """
     from equipoise.few_clients import few_clients_words
-    from equipoise.report.data.over_seeds import FIGURES, figures_of, in_percent, intervals_of, split_words, trivial_name
+    from equipoise.report.data.over_seeds import (
+        FIGURES,
+        figures_of,
+        in_percent,
+        intervals_of,
+        split_words,
+        trivial_doubts,
+        trivial_name,
+    )
     from equipoise.report.data.paired import bold_words, figures_by_seed, separated_methods
     from equipoise.report.text.phrases import INTERVAL, SHARED, capital, remarks
     from equipoise.report.text.sentences import ValueFormat, trivial_words
@@ -98,7 +106,7 @@ def comparison_table(records: Sequence[RunRecord], *, plain: bool = False) -> Ta
     said_of_methods = remarks(by_name, rows, lambda value: f"{factor * value:.{digits}f}")
     few = small_clients_words(records, f"--at-least {FEW_EXAMPLES} leaves them out")
     no_better = trivial_words(rows, ValueFormat(percent=percent, decimals=digits), trivial_name(records))
-    remark = " ".join(filter(None, (no_better, said_of_methods, few, few_clients_words(records))))
+    remark = " ".join(filter(None, (trivial_doubts(records), no_better, said_of_methods, few, few_clients_words(records))))
     split = f" ({said})" if (said := split_words(records)) else ""
     title = f"{noun} over {first.who}, mean ± standard deviation over seeds{split}"
     table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

@@ -171,7 +171,7 @@ def check_names(table: Any, source: str, **named: str | None) -> None:
         if name not in known:
             raise InvalidParameter(
                 parameter, f"must name a column of {source}", name,
-                unknown_name("column", name, table.column_names)
+                unknown_name("column", name, table.column_names).removeprefix(f"Unknown column {name!r}. ")
                 + (" The index of a pandas frame: frame.reset_index()." if _may_be_pandas(table) else ""),
             )  # fmt: skip
         if name in roles:

@@ -27,11 +27,12 @@ from equipoise.data.file_access import PathLike
 from equipoise.data.missing_cells import refuse_missing
 from equipoise.data.near_names import tell_of_similar
 from equipoise.data.packed_rows import offsets_of
+from equipoise.data.repeated_header import refuse_repeated_header
 from equipoise.data.schema import Schema, tell_of_unseen
 from equipoise.data.splits import How, tell_of_untested
 from equipoise.data.table_column import Kind, TableColumn
 from equipoise.data.table_files import parquet_files, require_column_name
-from equipoise.data.target_rule import TargetKind
+from equipoise.data.target_rule import TargetKind, tell_of_rare_classes
 from equipoise.data.written_values import refuse_unknown_columns
 from equipoise.errors import InvalidData, InvalidParameter, notify, require, require_integer, unknown_name
 
@@ -97,6 +98,7 @@ def from_frame(
     require_column_name("client", client)
     table = arrow_table(frame, name, client)
     check_names(table, name, client=client, target=target, split=split)
+    refuse_repeated_header([table], client, name, places_of(table))
     answers = TableColumn.of(table, target, name, target=True)
     owners = _owners(TableColumn.of(table, client, name), answers if target_kind == "classes" else answers.as_dates())
     _tell_of_totals(TableColumn.of(table, client, name), *owners)
@@ -110,7 +112,7 @@ def from_frame(
         parts = splits.split(_clients(*owners, name), split_by, validation=validation, test=test, seed=seed, name=name)
     else:
         parts = _split_by_column(TableColumn.of(table, split, name), owners, split_by, (validation, test))
-    if schema is None:
+    if fitted := schema is None:
         schema = Schema.fit(
             table, target=target, client=client, split=split, rows=parts.train.x, columns=columns, kinds=kinds, one_hot=one_hot,
             target_kind=target_kind, classes=classes, source=name,
@@ -125,6 +127,8 @@ def from_frame(
         schema = given_schema(schema, target, **options, target_kind=target_kind, classes=classes or None)
     (x, unseen), y = schema.inputs_of(table, name), schema.targets(table, name)
     tell_of_unseen(unseen, name)
+    if fitted and not classes and target_kind is None:
+        tell_of_rare_classes(schema.target, y, name)
     used = [*(rule.name for rule in schema.columns if rule.becomes != "left out"), target]
     ignored = [each for each in table.column_names if each not in {*used, client}]
     tell_of_duplicates(table, used, owners[0], ignored, split_by, name)

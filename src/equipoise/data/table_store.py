@@ -18,6 +18,7 @@ from equipoise.data.csv_files import csv_files, read_csv
 from equipoise.data.csv_reading import places_of
 from equipoise.data.file_access import PathLike
 from equipoise.data.frames import PARTS, client_names, from_frame, given_schema
+from equipoise.data.repeated_header import refuse_repeated_header
 from equipoise.data.schema import Schema, tell_of_unseen
 from equipoise.data.splits import draw_clients
 from equipoise.data.store_writer import write_store, write_streams
@@ -99,6 +100,7 @@ def write_table_store(
         )  # fmt: skip
         return write_store(data, path, append=append)
     check_names(table, called, client=client, target=target)
+    refuse_repeated_header(table.batches(None), client, called, places_of(table))
     clients = _clients_in_order(table, client, called)
     drawn = draw_clients(clients, validation=validation, test=test, seed=seed)
     parts = dict(zip(PARTS, drawn, strict=True))

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from equipoise.data.clients import prefix
 from equipoise.data.column_kinds import LIKE_MISSING, misread_text, numbers_of_kind
 from equipoise.data.missing_cells import refuse_missing
 from equipoise.data.table_column import TableColumn, shown_names, sorted_names
@@ -18,6 +19,7 @@ from equipoise.errors import InvalidData, notify, require
 
 _WHICH_KIND = 'Is it a number to predict, or a class? Write target_kind="number" or target_kind="classes".'
 
+FEW_ROWS, FEW_SHARE = 10, 0.005  # of rows: a class with fewer than both gets a notice
 _MANY_CLASSES = 10  # whole numbers that are rather an amount than classes, if there are more
 
 TargetKind = Literal["classes", "number"]
@@ -125,6 +127,21 @@ class TargetRule:
         if self.kind == "number":
             return self.name, "target", "a number, as it is", f"mean {self.mean:g}, deviation {self.deviation:g}"
         return self.name, "target", f"classes 0 … {len(self.classes) - 1}", shown_names(self.classes)
+
+
+def tell_of_rare_classes(target: TargetRule, codes: Tensor, source: str) -> None:
+    """Give a notice of classes that hardly a row has, by the classes (N,) of all rows: such a class may be a mistake."""
+    if target.kind != "classes":
+        return
+    counts = torch.bincount(codes, minlength=len(target.classes)).tolist()
+    rows = len(codes)
+    rare = [
+        f"{name!r} has {n}" for name, n in zip(target.classes, counts, strict=True) if n < FEW_ROWS and n < FEW_SHARE * rows
+    ]
+    if rare:
+        more = f" (and {len(rare) - 3} more such classes)" if len(rare) > 3 else ""
+        text = f"{prefix(source)}column {target.name!r}, the target: class {', class '.join(rare[:3])} of {rows} rows{more}"
+        notify(f"{text}. If that is a mistake, repair or drop these rows. If it is a class: target_kind='classes'.")
 
 
 def _target_numbers(column: TableColumn) -> NDArray[np.float64]:

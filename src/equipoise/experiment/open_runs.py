@@ -12,7 +12,7 @@ from equipoise.errors import CheckpointError
 from equipoise.experiment.run_files import RunFolder
 from equipoise.privacy.common_clients import join_data, marks_in
 from equipoise.privacy.ledger import FILE, find_ledgers, read_entries
-from equipoise.runs.checkpoint import read_checkpoint
+from equipoise.runs.checkpoint import read_place
 
 WITHOUT_NOISE = (None, "none", "secure_aggregation")  # names of privacy in config.toml that add no noise
 
@@ -43,10 +43,10 @@ def _is_open(config: Path) -> bool:
 
 def _read(path: Path) -> OpenRun:
     try:
-        saved = read_checkpoint(RunFolder(path).checkpoint).runs[0]
+        reached, identity = read_place(RunFolder(path).checkpoint)
     except CheckpointError:
         return OpenRun(str(path), 0, "")
-    return OpenRun(str(path), saved.state.round, saved.identity.get("data", "").rpartition(", ")[2])
+    return OpenRun(str(path), reached, identity.get("data", "").rpartition(", ")[2])
 
 
 def group_data(folder: Path) -> dict[str, str]:

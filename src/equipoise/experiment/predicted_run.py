@@ -14,6 +14,7 @@ from torch import nn
 from equipoise.core.words import counted
 from equipoise.data.client_predictions import predict_by_client
 from equipoise.data.csv_reading import CSV_DEFAULTS
+from equipoise.data.near_names import same_but_for_writing
 from equipoise.data.new_rows import read_columns, read_rows
 from equipoise.data.row_predictions import predicted_columns
 from equipoise.data.schema import Schema
@@ -102,6 +103,9 @@ def _by_client(
     said += f"{counted(len(found.by_own) - done, 'row')} by the shared model"
     if found.others:
         said += f"; without an own model: {counted(len(found.others), 'client')} ({shown_names(found.others)})"
+        pairs = ((name, same_but_for_writing(name, own.ids)) for name in found.others)
+        alike = [f"{name!r}: did you mean {other!r}?" for name, other in pairs if other]
+        said += f"; {' '.join(alike[:3])}" + f" (and {len(alike) - 3} more such names)" * (len(alike) > 3) if alike else ""
     if found.without_client:
         said += f"; without a client: {counted(found.without_client, 'row')}"
     return found.columns, f"{said}. {own.worse}".rstrip()

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from equipoise.absent_clients import absent_words
 from equipoise.algorithm import Algorithm
 from equipoise.core.version import VERSION
 from equipoise.core.words import counted
 from equipoise.metrics import summarise, summarise_metric
-from equipoise.privacy.drowned_sums import drowning_words
+from equipoise.privacy.drowned_sums import DROWNS, drowning_words
 from equipoise.report.data.over_seeds import in_percent
 from equipoise.report.text.sentences import FEW_CLIENTS, with_article
 from equipoise.risk.groups import Groups, checked_groups, group_name
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from equipoise.run_record import RunRecord
 
 FORMAT = "equipoise model card 1"
+TAIL = ("percentile_90", "worst_10")  # the figures of the worst tenth
 FEWEST = 5  # clients in a group whose figures are given: fewer would be nearly a client's own
 KEYS = {"mean": "mean", "percentile_90": "90th percentile", "worst_10": "worst 10 %", "standard_deviation": "std. deviation"}
 
@@ -38,9 +40,13 @@ def card(run: RunRecord, *, about: Mapping[str, Any] | None = None, groups: Grou
     private, absent = run.protects_clients, run.clients.not_evaluated
     rows = run.clients.where(run.judged_on)
     parts = client_groups(run, rows.benign, groups)
-    splits = {split: figures(run.clients.where(split)) for split in dict.fromkeys(run.clients.split)}
+    splits = {split: figures(run.clients.where(split), private=private) for split in dict.fromkeys(run.clients.split)}
     own = [split for split in splits if run.clients.where(split).has_own]
     known = {split: each["clients"] + len(absent.get(split, {})) for split, each in splits.items()}
+    shared = {split: figures(run.clients.where(split), shared=True, private=private) for split in own}
+    of_groups = subgroups(run, rows, groups)
+    shown = (*splits.values(), *shared.values(), *of_groups)
+    hidden = private and rows.clients_in_mean is None and any(each[key] is None for each in shown for key in KEYS)
     return {
         "format": FORMAT,
         "model": {"name": run.name, **(about or {})},
@@ -54,10 +60,11 @@ def card(run: RunRecord, *, about: Mapping[str, Any] | None = None, groups: Grou
         "measured": run.measured,
         "in_percent": in_percent([run]),
         "metrics": splits,
-        "shared_metrics": {split: figures(run.clients.where(split), shared=True) for split in own},
+        "shared_metrics": shared,
         "not_evaluated": {split: len(absent) for split, absent in run.clients.not_evaluated.items()},
         "not_evaluated_words": absent_words(run.clients, run.judged_on, named=not private),
-        "subgroups": subgroups(run, rows, groups),
+        "subgroups": of_groups,
+        "hides_few": hidden,
         "small_groups": sum(len(place) < FEWEST for place in parts.values()),
         "left_behind": left_behind(rows, private=private),
         "privacy": privacy_words(run, int((about or {}).get("parameters", 0))),
@@ -81,10 +88,11 @@ def participation_words(run: RunRecord) -> str:
     return " ".join(filter(None, said))
 
 
-def figures(rows: ClientTable, *, shared: bool = False) -> dict[str, Any]:
+def figures(rows: ClientTable, *, shared: bool = False, private: bool = False) -> dict[str, Any]:
     """Figures of the error over some clients; null where a number does not exist.
 
-    They are of the model that a client is served, its own if it has one, or, if `shared`, of the shared model.
+    They are of the model that a client is served, its own if it has one, or, if `shared`, of the shared model. If `private`,
+    those that rest on fewer than five clients are null, too: of fewer than five clients all, else those of the worst tenth.
     """
     rows, in_mean = rows.benign, rows.clients_in_mean
     weights = rows.size.double() if rows.split[0] == "train" else None
@@ -96,6 +104,9 @@ def figures(rows: ClientTable, *, shared: bool = False) -> dict[str, Any]:
     }  # fmt: skip
     for name, values in (rows.metrics if shared else rows.served_metrics).items():
         found[f"mean_{name}"] = summarise_metric(values, rows.size, weights).mean
+    if private and in_mean is None:
+        few = found if len(rows) < FEWEST else TAIL if clients_in_tail(errors[0], weights) < FEWEST else ()
+        found |= dict.fromkeys(few, math.nan)
     known: dict[str, Any] = {name: value if math.isfinite(value) else None for name, value in found.items()}
     known["mean_over"] = "clients" if weights is None else "examples"
     if in_mean is None:
@@ -103,24 +114,42 @@ def figures(rows: ClientTable, *, shared: bool = False) -> dict[str, Any]:
     return {"clients": in_mean} | {name: value if name.startswith("mean") else None for name, value in known.items()}
 
 
+def clients_in_tail(errors: Tensor, weights: Tensor | None) -> int:
+    """How many clients the worst tenth rests on, by their errors (K,) and, where they do not count alike, weights (K,).
+
+    >>> clients_in_tail(torch.arange(50.0), None), clients_in_tail(torch.arange(51.0), None)
+    (5, 6)
+    """
+    weights = torch.ones(len(errors), dtype=torch.float64) if weights is None else weights
+    ordered = weights[errors.argsort(descending=True)]
+    before = ordered.cumsum(0) - ordered
+    return int((before < 0.1 * ordered.sum() - 1e-9).sum())
+
+
 def subgroups(run: RunRecord, rows: ClientTable, groups: Groups | None = None) -> list[dict[str, Any]]:
     """Figures of every group of `client_groups` that has enough clients."""
     rows = rows.benign
     parts = client_groups(run, rows, groups)
-    return [{"group": name, **figures(rows.take(place))} for name, place in parts.items() if len(place) >= FEWEST]
+    return [
+        {"group": name, **figures(rows.take(place), private=run.protects_clients)}
+        for name, place in parts.items()
+        if len(place) >= FEWEST
+    ]
 
 
 def client_groups(run: RunRecord, rows: ClientTable, groups: Groups | None = None) -> dict[str, torch.Tensor]:
     """Groups of clients by name, each with its rows: by number of examples, by training, by known groups, by attributes.
 
     Known are those that the caller gives and those of the risk (HierarchicalTilt, GroupDRO). A client may be in several.
+    The name of a group by number of examples has the smallest and the largest number, unless the run protects its clients.
     """
     parts: dict[str, torch.Tensor] = {}
     if len(set(rows.size.tolist())) > 1 and len(rows) >= 3 * FEWEST:
         order = torch.argsort(rows.size, stable=True)
         for name, place in zip(("the fewest", "a middling number of", "the most"), order.tensor_split(3), strict=True):
             low, high = int(rows.size[place].min()), int(rows.size[place].max())
-            parts[f"clients with {name} examples ({low} to {high})"] = place
+            sizes = "" if run.protects_clients else f" ({low} to {high})"
+            parts[f"{'the third of ' * (not sizes)}clients with {name} examples{sizes}"] = place
     if 0 < int(rows.seen.sum()) < len(rows):
         parts["clients of training"], parts["unseen clients"] = (w.nonzero().flatten() for w in (rows.seen, ~rows.seen))
     for known in [*([] if groups is None else [checked_groups(groups)]), *_groups_of_risk(run)]:
@@ -146,9 +175,9 @@ def _groups_of_risk(run: RunRecord) -> list[Groups]:
 def left_behind(rows: ClientTable, *, private: bool) -> dict[str, Any]:
     """Whom the model leaves behind: the worst tenth, how many clients err twice the mean, and, unless private, their names."""
     rows = rows.benign
-    found = figures(rows)
+    found = figures(rows, private=private)
     mean = found["mean"]
-    behind = int((rows.served_error > 2 * mean).sum()) if mean is not None else 0
+    behind = int((rows.served_error > 2 * mean).sum()) if mean is not None else None if private else 0
     if rows.clients_in_mean is not None:
         count = rows.clients_in_mean
         note = (
@@ -191,6 +220,7 @@ def privacy_words(run: RunRecord, parameters: int = 0) -> str:
             min((z for z, _, _ in events), default=0.0), parameters, run.clients_per_round or 0, clip or math.inf
         )
         noise = "" if run.privacy is None else run.privacy.noise
+        drowned = "" if DROWNS in noise else drowned  # said once
         said = f"{run.epsilon} Figures of clients on this card are not covered by ε."
         return " ".join(filter(None, [said, _server_words(run), drowned, noise]))
     if run.algorithm.privacy is not None:
@@ -273,6 +303,9 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield from table({row["group"]: row for row in content["subgroups"]})
         yield ""
+    if content.get("hides_few"):
+        yield f"– stands for a figure that rests on fewer than {FEWEST} clients, because the run protects them."
+        yield ""
     if content["small_groups"]:
         yield f"Groups of fewer than {FEWEST} clients are not shown: there are {content['small_groups']}."
         yield ""
@@ -308,6 +341,8 @@ def _worst_words(behind: Mapping[str, Any], split: str, noun: str, worst: str) -
     if clients == 1:
         return f"There is one {kind} client. Its {noun} is {worst}."
     more = f"{above} {'client has' if above == 1 else 'clients have'} more than twice the mean."
+    if behind["worst_tenth_mean"] is None:  # of a run that protects its clients
+        return f"There are {clients} {kind} clients. {more}"
     if clients <= FEW_CLIENTS and split != "train":  # training clients count by their examples
         return f"Of the {clients} {kind} clients, the one that fares worst has {with_article(noun)} of {worst}. {more}"
     return f"The tenth of the {clients} {kind} clients that fares worst has a mean {noun} of {worst}. {more}"

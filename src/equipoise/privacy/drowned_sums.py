@@ -13,8 +13,9 @@ from equipoise.averaging import Last
 if TYPE_CHECKING:
     from equipoise.privacy.noise_plan import NoisePlan
 
+DROWNS = "Noise drowns the sum of updates"
 DROWNED = 3.0  # times that the noise is as long as the sum can be, from which it is told
-MOSTLY = 0.9  # share of the norm of the released model that is noise, from which it is told
+MOSTLY = math.sqrt(0.5)  # noise over model, both as norms, from which it is told: noise is half of the squared norm
 
 
 def drowning_words(multiplier: float, parameters: int, clients: float, clip: float = math.inf) -> str:
@@ -33,7 +34,7 @@ def drowning_words(multiplier: float, parameters: int, clients: float, clip: flo
         return ""
     moved = f"In a mean of {clients:g} updates that is {norm * clip / clients:.3g} in each round. " if clip < math.inf else ""
     return (
-        f"Noise drowns the sum of updates: its standard deviation is {multiplier:.3g} × clip in each of {parameters} "
+        f"{DROWNS}: its standard deviation is {multiplier:.3g} × clip in each of {parameters} "
         f"parameters, a norm of about {norm:.3g} × clip, and the sum of {clients:g} clipped updates has at most {clients:g} × "
         f"clip. {moved}A smaller clip keeps the noise small next to the model. About {math.ceil(norm)} clients in each round "
         "would match the noise. With few sites use secure sums."
@@ -68,6 +69,7 @@ def noisy_model_words(plan: NoisePlan | None, first: Any, released: Any, rounds:
     before, after = float(first.double().norm()), float(released.double().norm())
     if not noise >= MOSTLY * after:
         return ""
+    drowned = drowning_words(plan.calibration.update, len(released), plan.expected, float(plan.privacy.clip))
     clip = float(plan.privacy.clip)
     much = before * clip / noise
     smaller = f" (with clip = {much:.1g} the noise would be as large as the first model)" if 0 < much < clip else ""
@@ -75,5 +77,5 @@ def noisy_model_words(plan: NoisePlan | None, first: Any, released: Any, rounds:
         f"The model is mostly noise: the noise of {rounds} rounds has a norm of about {noise:.3g}, and the parameters of the "
         f"model have {after:.3g}, before training {before:.3g}. Lower clip, which is {clip:g}{smaller}, take more clients in "
         "each round or a model with fewer parameters, make fewer rounds, or allow a larger ε. Another learning rate of "
-        "clients hardly changes it."
-    )
+        f"clients hardly changes it. {drowned}"
+    ).rstrip()

@@ -91,7 +91,13 @@ class DataInLedgers:
         if self.without_epsilon:
             lines.append("none: the sums or the model of the run are exact, so that no ε bounds what they reveal.")
         if any(run.exact and run.epsilon is not None for run in self.runs):
-            lines.append("outside ε: exact means of evaluations. ε holds for the model, and not for these figures.")
+            lines.append(
+                "outside ε: of a run with ε, exact means of evaluations. ε holds for the model, and not for these figures."
+            )
+        if any(run.exact and run.epsilon is None for run in self.runs):
+            lines.append(
+                "outside ε: of a run without ε, its exact releases: of secure sums each sum, else the model of each round."
+            )
         if any(run.evaluated for run in self.runs):
             lines.append("ε, server: none, because it sees exact evaluations of clients that train.")
         if any(run.hidden and run.epsilon_server is not None for run in self.runs):

@@ -108,15 +108,34 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
         start, stop = (unpacked(whole.get(name), tensors, place) for name in ("start", "stop"))
         return SavedRun(ServerState(**parts), history, whole["identity"], failure, start, stop)
 
-    try:
-        file = read_tensor_file(path)
-        tensors = file.tensors
-        if file.checked and file.about.get("kind") != KIND:
-            raise ValueError(f"it is a {file.about.get('kind')}")
-        whole = json.loads(file.metadata["checkpoint"] if not file.checked else file.text or "")
+    with _reading(path):
+        whole, tensors = _contents(path)
         return Checkpoint([run(each) for each in whole.get("runs", [whole])], whole["seconds"], whole.get("choice", {}))
+
+
+def read_place(path: Path) -> tuple[int, dict[str, str]]:
+    """The round that the first run in a checkpoint has reached, and its identity; classes of its state need not be known."""
+    with _reading(path):
+        whole, _ = _contents(path)
+        first = whole.get("runs", [whole])[0]
+        return int(first["state"]["round"]), dict(first["identity"])
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a file is told with its path."""
+    try:
+        yield
     except (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError) as failure:
         raise CheckpointError(f"{path} is no checkpoint of a run: {failure}. Delete it to start anew.") from failure
+
+
+def _contents(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The JSON in a checkpoint, and its tensors by name."""
+    file = read_tensor_file(path)
+    if file.checked and file.about.get("kind") != KIND:
+        raise ValueError(f"it is a {file.about.get('kind')}")
+    return json.loads(file.metadata["checkpoint"] if not file.checked else file.text or ""), file.tensors
 
 
 class Checkpoints(Observer):

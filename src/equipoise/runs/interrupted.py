@@ -53,12 +53,18 @@ def interrupts_wait(saving: Checkpoints | None) -> Iterator[None]:
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)
-    stop_if_asked(saving.stop_asked)
+    stop_if_asked(saving.stop_asked, saving)
 
 
-def stop_if_asked(number: int | None) -> None:
-    """End a run that a signal asked to stop: KeyboardInterrupt for Ctrl-C, the end of the process for SIGTERM."""
+def stop_if_asked(number: int | None, saving: Checkpoints | None) -> None:
+    """End a run that a signal asked to stop: KeyboardInterrupt for Ctrl-C, the end of the process for SIGTERM.
+
+    Before the process ends, a line says what the checkpoint holds.
+    """
     if number == signal.SIGTERM:
+        if saving is not None:
+            with suppress(OSError):
+                os.write(2, f"Stopped by SIGTERM. {saved_words(saving)}\n".encode())
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
     if number is not None:

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from equipoise.core import trees
 from equipoise.core.binary_error import wrong_half, wrong_sign
+from equipoise.core.error_names import ABSOLUTE
 from equipoise.core.per_example_losses import misclassified
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.data.packed_rows import rows_in_turn
-from equipoise.report.data.over_seeds import MEAN
+from equipoise.report.data.over_seeds import MEAN, MEDIAN
 
 if TYPE_CHECKING:
     from equipoise.client_table import ClientTable
@@ -26,9 +27,12 @@ CLASS = "most frequent class"
 
 @dataclass(frozen=True, eq=False)
 class TrivialAnswer:
-    """One answer for all examples: the class that is most frequent in training, or the mean of the training targets."""
+    """One answer for all examples: the class that is most frequent in training, or a number that depends on the error.
 
-    name: str  # CLASS or MEAN
+    For the absolute error this is the median of the training targets, for all others their mean.
+    """
+
+    name: str  # CLASS, MEAN or MEDIAN
     errors: Tensor  # (R,) float64: the error of each client that is evaluated, split by split
 
 
@@ -58,6 +62,8 @@ def trivial_answer(
         name, answer = CLASS, float(targets.bincount().argmax())
     elif task.error in (wrong_sign, wrong_half):
         name, answer = CLASS, float((targets > 0.5).double().mean() > 0.5)
+    elif targets.is_floating_point() and task.error_name == ABSOLUTE:
+        name, answer = MEDIAN, _median(targets.double())
     elif targets.is_floating_point():
         name, answer = MEAN, float(targets.double().mean())
     else:
@@ -81,6 +87,12 @@ def _targets(clients: ClientSet, dtype: torch.dtype) -> Tensor:
     rows = slice(0, clients.examples) if in_turn else rows_in_turn(clients.starts.cpu(), clients.host_sizes)
     found: Tensor = clients.targets(rows, dtype).cpu()
     return found
+
+
+def _median(values: Tensor) -> float:
+    """The median of numbers (B,): of an even count the middle between the two in the middle."""
+    ordered = values.sort().values
+    return float((ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2)
 
 
 def _errors_of_number(task: Task, model: nn.Module, clients: ClientSet, answer: float, targets: Tensor) -> Tensor | None:

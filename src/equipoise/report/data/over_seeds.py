@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from equipoise.client_table import ClientTable
     from equipoise.run_record import RunRecord
 
-MEAN = "mean of the targets"  # the trivial answer where a number is predicted
+MEAN, MEDIAN = "mean of the targets", "median of the targets"  # the trivial answer where a number is predicted
+NOT_BEST = "The trivial answer is the mean, which need not be the best constant for this error."
 FIGURES = {
     "mean": "mean",
     "percentile_90": "90th percentile",
@@ -92,8 +93,25 @@ def split_words(runs: Sequence[RunRecord]) -> str:
     return "each seed splits the data again" if seeds_split_again(runs) else "the same split for all seeds"
 
 
+def _one_table(runs: Sequence[RunRecord]) -> bool:
+    """Whether all seeds are of one table, as far as records show it: every client has as many rows under each of them."""
+
+    def rows(run: RunRecord) -> dict[str, int]:
+        count: dict[str, int] = {}
+        for client, size in zip(run.clients.client, run.clients.size.tolist(), strict=True):
+            count[client] = count.get(client, 0) + size
+        return count
+
+    return all(run.target for run in runs) and all(rows(run) == rows(runs[0]) for run in runs[1:])
+
+
 def covered_by_seeds(runs: Sequence[RunRecord]) -> str:
     """What a spread over seeds covers, and what it leaves out, in words."""
+    if seeds_split_again(runs) and _one_table(runs):
+        return (
+            "the randomness of training and of the split. Seeds split the same rows again, so this interval is somewhat too "
+            "narrow"
+        )
     if seeds_split_again(runs):
         return (
             "the randomness of training and of the split, since each seed splits the data again, or draws its own; it is too "
@@ -108,7 +126,7 @@ def in_percent(runs: Sequence[RunRecord]) -> bool:
                         if error is not None])  # fmt: skip
     finite = errors[errors.isfinite()]
     names = (SQUARED, ABSOLUTE)
-    numeric = any(run.error_is_loss or run.error_name in names or run.clients.trivial_answer == MEAN for run in runs)
+    numeric = any(run.error_is_loss or run.error_name in names or run.clients.trivial_answer in (MEAN, MEDIAN) for run in runs)
     return not numeric and bool(((finite >= 0) & (finite <= 1)).all())
 
 
@@ -130,6 +148,16 @@ def worse_than_trivial(runs: Sequence[RunRecord]) -> float | None:
 def trivial_name(runs: Sequence[RunRecord]) -> str:
     """What the trivial answer is, e.g. "most frequent class"; empty if it is not known."""
     return next((run.clients.trivial_answer for run in runs if run.clients.trivial_answer), "")
+
+
+def trivial_doubt(answer: str, error_name: str) -> str:
+    """That the mean need not be the best constant answer, for an error that is not the library's; else empty."""
+    return NOT_BEST if answer == MEAN and error_name not in ("", SQUARED) else ""
+
+
+def trivial_doubts(runs: Sequence[RunRecord]) -> str:
+    """What `trivial_doubt` says of any of the runs; empty if nothing."""
+    return next(filter(None, (trivial_doubt(run.clients.trivial_answer, run.error_name) for run in runs)), "")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equipoise.absent_clients import changed_clients_words
 from equipoise.report.data import series
-from equipoise.report.data.over_seeds import run_label, trivial_name, worse_than_trivial
+from equipoise.report.data.over_seeds import run_label, trivial_doubts, trivial_name, worse_than_trivial
 from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.text.phrases import count_words, listed, plural
 from equipoise.report.text.sentences import with_article
@@ -195,6 +195,7 @@ def trivial_note(study: Study) -> str:
     if (known := study.with_trivial) is None:
         return ""
     text = f"The last row ignores the inputs. It is the {trivial_name(known.runs)} of the training examples. "
+    text += f"{doubt} " if (doubt := trivial_doubts(known.runs)) else ""
     counts = [(method.name, worse_than_trivial(method.runs)) for method in study.methods]
     several = len(study.methods) > 1
     words = [f"{f'{name}: ' * several}{round(count, 1):,g}" for name, count in counts if count is not None]
