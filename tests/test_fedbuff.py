@@ -1,5 +1,6 @@
 """FedBuff on its simulated clock: known answers, determinism, checkpoints with jobs in flight, refusals."""
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from equipoise.report.data.participation import participation
 from equipoise.report.data.results_by_method import Study
 from equipoise.report.interactive import figures as interactive
 from equipoise.report.static import figures as static
+from equipoise.runs.buffered_rounds import Flight, FlightState, RunOnClock
 from equipoise.sampling import TICKS, FedBuff, Uniform
 
 
@@ -359,3 +361,123 @@ def test_the_factor_of_staleness_is_the_papers():
     assert [rule.factor(s) for s in (0, 3, 8)] == pytest.approx([1.0, 1 / 2, 1 / 3])
     assert rule.factor(1) == pytest.approx(2**-0.5)
     assert eq.sampling.FedBuff(2, damped=False).factor(5) == 1.0
+
+
+APART = {"privacy": eq.privacy.DPFTRL(None, 1e-4, 0.1, noise_multiplier=1.0), "sampler": FedBuff(buffer=2, apart=2)}
+
+
+def steps_by_client(result):
+    """The steps of the server that each client contributed to, in order."""
+    steps = {}
+    for report in result.history.rounds:
+        for client, _, _ in report.arrivals:
+            steps.setdefault(client, []).append(report.round)
+    return steps
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), buffer=st.integers(1, 3), apart=st.integers(1, 4), further=st.integers(0, 3), rounds=st.integers(1, 20))
+def test_contributions_are_apart_and_no_run_stalls(data, buffer, apart, further, rounds):
+    """For any durations and any number at work, from n = apart · buffer clients on."""
+    clients = apart * buffer + further
+    times = data.draw(st.lists(st.sampled_from([0.5, 1.0, 1.5, 7.0, 60.0]), min_size=clients, max_size=clients))
+    where = {f"c{k}": float(k) for k in range(clients)}
+    sampler = FedBuff(buffer=buffer, apart=apart, durations=dict(zip(where, times, strict=True)))
+    at_work, seed = data.draw(st.integers(1, clients)), data.draw(st.integers(0, 2**30))
+    result = mean_run(points(**where), sampler, rounds, at_work, engine="loop", seed=seed)
+    assert [len(report.arrivals) for report in result.history.rounds] == [buffer] * rounds
+    for steps in steps_by_client(result).values():
+        assert len(set(steps)) == len(steps) <= math.ceil(rounds / apart)
+        assert all(later - earlier >= apart for earlier, later in itertools.pairwise(steps))
+
+
+def test_a_client_waits_by_hand():
+    """A takes 1 and B takes 3, a buffer of 1, 2 apart, both at work, steps ½(x − w), x = (8, 4).
+
+    At 1 A is back (step 0: w = 4) and may begin at version 2, so B comes next: at 3, one version old, with 2 · 2^(−½) (step 1).
+    At version 2 A begins from w = 4 + √2 and is back at 4 (step 2); B begins at version 3 and is back at 7.
+    """
+    sampler = replace(AB, apart=2)
+    result = mean_run(points(A=8.0, B=4.0), sampler, 4, 2, engine="loop")
+    assert arrivals(result) == [
+        (1.0, (("A", 1.0, 0),)), (3.0, (("B", 3.0, 1),)), (4.0, (("A", 1.0, 0),)), (7.0, (("B", 3.0, 0),)),
+    ]  # fmt: skip
+    two = 4 + 2 * 2**-0.5
+    three = two + (8 - two) / 2
+    assert float(result.params) == pytest.approx(three + (4 - three) / 2)
+
+
+@pytest.mark.parametrize("stop", [1, 4])
+def test_who_has_to_wait_is_in_checkpoints(tmp_path, stop):
+    sampler = replace(MIXED, apart=5)
+    whole = softmax_run(sampler, rounds=12)
+    assert arrivals(whole) != arrivals(softmax_run(MIXED, rounds=12))
+    softmax_run(sampler, rounds=stop, checkpoint=tmp_path / "run.ckpt")
+    with pytest.warns(EquipoiseNotice, match="Going on"):
+        resumed = softmax_run(sampler, rounds=12, checkpoint=tmp_path / "run.ckpt")
+    assert torch.equal(whole.params, resumed.params)
+    assert arrivals(whole) == arrivals(resumed)
+
+
+def test_a_checkpoint_of_another_wait_is_refused(tmp_path):
+    softmax_run(MIXED, rounds=2, checkpoint=tmp_path / "run.ckpt")
+    with pytest.raises(eq.errors.CheckpointError, match="apart"):
+        softmax_run(replace(MIXED, apart=2), checkpoint=tmp_path / "run.ckpt")
+    assert "apart" not in repr(MIXED)  # checkpoints from before there was one
+    assert repr(replace(MIXED, apart=2)).endswith(", apart=2)")
+
+
+def test_a_driver_that_breaks_the_promise_is_stopped():
+    flights = FlightState(0, torch.zeros(0, 4), torch.zeros(3), {}, torch.tensor([4, 3, -1]))
+    clock = RunOnClock.__new__(RunOnClock)
+    clock.rule, clock.ids = FedBuff(buffer=1, apart=3), ("A", "B", "C")
+    jobs = [Flight(1, client, 6, 0) for client in range(3)]
+    clock.refuse_too_close(jobs[1:], flights, 6)  # 6 − 3 = 3
+    for buffer, words in ((jobs, "A"), ([jobs[2]] * 2, "too soon")):
+        with pytest.raises(eq.errors.EquipoiseError, match=words):
+            clock.refuse_too_close(buffer, flights, 6)
+    with pytest.raises(eq.errors.EquipoiseError, match="does not say when"):
+        clock.refuse_too_close(jobs, FlightState.first(3), 6)
+
+
+def test_too_few_clients_to_wait_are_refused():
+    where = points(**{f"c{k}": float(k) for k in range(5)})
+    with pytest.raises(InvalidParameter, match=r"apart.* must not exceed the number of training clients, 5"):
+        mean_run(where, FedBuff(buffer=2, apart=3), 1, 2)
+    for wrong in (0, 1.5, True):
+        with pytest.raises(InvalidParameter, match="apart"):
+            FedBuff(apart=wrong)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"sampler": FedBuff(buffer=2)}, "set apart"),
+        ({"privacy": eq.privacy.DifferentialPrivacy(5.0, 1e-4, 1.0)}, "random cohorts"),
+        ({"privacy": eq.privacy.GaussianMechanism(1.0, 1.0, 1e-4)}, "random cohorts"),
+        ({"sampler": FedBuff(buffer=2, apart=2, loss_bound=1.0)}, "leave out loss_bound"),
+        ({"sampler": FedBuff(buffer=2, apart=2, loss_bound=1.0), "risk": eq.risk.Tilted(1.0)}, "without privacy"),
+        ({"sampler": FedBuff(buffer=2, apart=2, per_step=0.1)}, "how many examples"),
+        ({"weights": "examples"}, "many examples"),
+        ({"aggregator": eq.aggregators.Median()}, "no plain sum"),
+        ({"solver": eq.solvers.Scaffold(eq.solvers.SGD(steps=2))}, "keeps a state"),
+        ({"personal": eq.personal.Ditto()}, "own models"),
+    ],
+)
+def test_what_noise_does_not_cover_is_refused(parts, words):
+    with pytest.raises(IncompatibleParts, match=words):
+        eq.Algorithm(**APART | parts)
+
+
+def test_secure_sums_of_buffers_refuse_what_open_buffers_refuse():
+    with pytest.raises(IncompatibleParts, match="own models"):
+        eq.Algorithm(sampler=FedBuff(buffer=3, damped=False), privacy=SECURE, personal=eq.personal.Ditto())
+
+
+def test_a_sampler_of_ones_own_does_not_inherit_the_promise():
+    class Mine(FedBuff):
+        pass
+
+    with pytest.raises(IncompatibleParts, match="set apart"):
+        eq.Algorithm(**APART | {"sampler": Mine(buffer=2, apart=2)})
+    eq.Algorithm(**APART | {"sampler": FedBuff(2, per_step=0.1, apart=2), "solver": eq.solvers.SGD(steps=3)})

@@ -142,6 +142,7 @@ SAMPLERS = [
     sampling.NodePoisson(),
     sampling.Full(),
     sampling.FedBuff(buffer=2),
+    sampling.FedBuff(buffer=2, apart=2),
     sampling.MinSeparation(2),
     sampling.Availability(),
     sampling.Availability(day=10, share=0.3, aligned=0.0, schedule=3),

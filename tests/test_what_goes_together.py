@@ -65,6 +65,7 @@ RUNS = {
     "correlated noise, split": CORRELATED | SPLIT,
     "correlated noise, pFedMe": CORRELATED | PFEDME,
     "FedBuff, robust": BUFFER | MEDIAN,
+    "FedBuff, correlated noise": {"sampler": eq.sampling.FedBuff(2, apart=2), "privacy": CORRELATED["privacy"]},
     "FedBuff without factors, secure": {"sampler": eq.sampling.FedBuff(2, damped=False), "privacy": SECURE},
 }
 REFUSED = {
@@ -98,8 +99,8 @@ REFUSED = {
     "correlated noise, FedDyn": (CORRELATED | FEDDYN, "add up in h"),
     "correlated noise, random cohorts": (CORRELATED | {"sampler": eq.sampling.Uniform()}, "how far apart"),
     "FedBuff, tail": (BUFFER | {"risk": TAIL}, "cannot be ranked"),
-    "FedBuff, DP": (BUFFER | {"privacy": NOISE}, "are neither|does not know cohorts"),
-    "FedBuff, correlated noise": (BUFFER | {"privacy": CORRELATED["privacy"]}, "are neither|how far apart"),
+    "FedBuff, DP": (BUFFER | {"privacy": NOISE}, "counts on random cohorts"),
+    "FedBuff, correlated noise": (BUFFER | {"privacy": CORRELATED["privacy"]}, "set apart"),
     "FedBuff, secure": (BUFFER | {"privacy": SECURE}, "how stale"),
     "NNM, secure": ({"aggregator": aggregators.NNM(aggregators.Median()), "privacy": SECURE}, "reveals only the sum"),
 }

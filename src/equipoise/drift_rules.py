@@ -100,6 +100,27 @@ def _why_not_summed(algorithm: Algorithm) -> str | None:
     return few if rule.buffer < fewest else None
 
 
+def _why_not_private(algorithm: Algorithm) -> str | None:
+    """Why noise does not cover what a buffer releases; None if it does: correlated noise, by contributions held apart."""
+    sampler, solver = algorithm.traits.sampler, algorithm.traits.solver
+    rule = sampler.buffered
+    if not algorithm.traits.privacy.correlated:
+        return (
+            f"{algorithm.privacy!r} counts on random cohorts, and arrivals are none (use privacy.DPFTRL, and set apart, the "
+            "least number of steps between two contributions of a client)"
+        )
+    if rule.apart is None or sampler.separation != rule.apart:
+        return f"{algorithm.privacy!r} goes by how far apart contributions of a client are, and these may be any (set apart)"
+    if rule.loss_bound is not None:
+        return f"{algorithm.privacy!r} has no noise for weights by losses (leave out loss_bound)"
+    if rule.durations is None and rule.per_step > 0 and solver.steps is None:
+        return (
+            "with per_step it depends on how many examples clients have when everybody works, which no noise covers (set "
+            "per_step=0 or durations, or count local work in steps)"
+        )
+    return None
+
+
 def refuse_unfit_for_buffer(algorithm: Algorithm) -> None:
     """Refuse FedBuff with parts that compare clients of one round, or remember clients or rounds."""
     traits = algorithm.traits
@@ -108,14 +129,17 @@ def refuse_unfit_for_buffer(algorithm: Algorithm) -> None:
     solver, aggregator = traits.solver, traits.aggregator
     alone = traits.risk.client_form == "loss" and traits.risk.server_step is None
     known = alone and traits.sampler.buffered.loss_bound is not None and algorithm.privacy is None
+    why = (
+        None if algorithm.privacy is None
+        else _why_not_summed(algorithm) if traits.privacy.only_sums
+        else _why_not_private(algorithm)
+    )  # fmt: skip
     reason = (
         f"a client finds its weight by {algorithm.risk!r} from a public bound on losses (set loss_bound, without privacy)"
         if alone and not known
         else f"{algorithm.risk!r} compares losses, and those of different versions of the model cannot be ranked"
         if (traits.risk.needs_losses and not known) or aggregator.needs_losses
-        else _why_not_summed(algorithm) if traits.privacy.only_sums
-        else f"{algorithm.privacy!r} counts on random cohorts or on rounds of a client that are far apart, and arrivals are "
-        "neither" if algorithm.privacy is not None
+        else why if why is not None
         else f"{algorithm.personal!r} trains clients' own models in rounds" if algorithm.personal is not None
         else f"{algorithm.solver!r} prepares rounds or keeps a state of each client between them"
         if solver.prepare is not None or solver.keeps is not None or solver.after_rows is not None

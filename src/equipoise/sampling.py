@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.rng import first_uniforms, generator, name_keys
+from equipoise.core.words import shown_as_before
 from equipoise.errors import InvalidParameter, is_integer, require, require_integer, require_number
 from equipoise.types import Cohort
 
@@ -301,8 +302,13 @@ class FedBuff:
 
     With `damped=False` updates may be added by `privacy.SecureAggregation()`, which needs no factor that is unknown when a
     client masks. With a public `loss_bound` B a risk may weigh updates, if a client finds its weight from its own loss and B
-    alone, such as `Tilted`: its weight at the model that it began with takes the place of α_k. Risks that rank losses, noise,
+    alone, such as `Tilted`: its weight at the model that it began with takes the place of α_k. Risks that rank losses,
     personal models and parts with a memory of clients or rounds are refused.
+
+    With `apart` b a client that contributed to step s begins again at version s + b or later, so that its contributions are at
+    least b steps apart; fewer than `clients_per_round` may then be at work, and b · `buffer` clients are needed. This promise
+    is what `privacy.DPFTRL` asks for: arrivals are no random sample, and each step is divided by `buffer`, with updates
+    multiplied by (1 + s)^(−½) before they are clipped. ε takes it as known who comes when. Other noise is refused.
 
     Source: Nguyen et al. 2022 (FedBuff, arXiv 2106.06639). Some published code scales the factor to 1 at staleness 1.
 
@@ -318,12 +324,15 @@ class FedBuff:
     damped: bool = True  # weigh updates by (1 + s)^(−½)
     durations: Mapping[str, float] | None = None  # the time of a job of each client id; None: by the rule
     loss_bound: float | None = None  # a public bound on losses, by which clients find their weights alone
+    apart: int | None = None  # the least number of steps from one contribution of a client to its next; None: any
 
     pure: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_integer("buffer", self.buffer, 1)
         require_number("loss_bound", self.loss_bound, "(0, ∞)", none="risks that need no losses")
+        if self.apart is not None:
+            require_integer("apart", self.apart, 1)
         for name in ("fixed", "per_step", "spread"):
             require_number(name, getattr(self, name), "[0, ∞)")
         good = self.fixed + self.per_step > 0 or self.durations is not None
@@ -336,15 +345,26 @@ class FedBuff:
                 require_number(f"durations[{client!r}]", time, "(0, ∞)")
             object.__setattr__(self, "durations", dict(self.durations))
 
+    def __repr__(self) -> str:
+        return shown_as_before(self, ("loss_bound", "apart"))
+
     @property
     def buffered(self) -> FedBuff:
         """The rule by which clients come and go."""
         return self
 
+    @property
+    def separation(self) -> int | None:
+        """The least number of steps from one contribution of a client to its next. Correlated noise is set by it."""
+        return self.apart
+
     def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
         """The clients that begin at a version if nobody is at work: Uniform's cohort."""
         rule = f"must not exceed the number of training clients, {len(alpha)}: each begins at most once per version"
         require(self.buffer <= len(alpha), "buffer", rule, self.buffer)
+        if self.apart is not None:  # then at any time enough clients may begin or are at work, and the buffer fills
+            rule = f"· buffer ({self.buffer}) must not exceed the number of training clients, {len(alpha)}"
+            require(self.apart * self.buffer <= len(alpha), "apart", rule, self.apart, "Lower it, or buffer.")
         return Uniform()(round_index, alpha, clients_per_round=clients_per_round, seed=seed)
 
     def ticks(self, ids: Sequence[str], steps: Sequence[int]) -> list[int]:

@@ -152,7 +152,7 @@ def test_system_noise_begins_anew_after_a_stop_and_pays_for_it(tmp_path):
         ({"sampler": sampling.Uniform()}, "how far apart"),
         ({"sampler": sampling.Poisson()}, "how far apart"),
         ({}, "how far apart"),
-        ({"sampler": sampling.FedBuff(2)}, "how far apart|clock|comes and goes|FedBuff"),
+        ({"sampler": sampling.FedBuff(2)}, "set apart"),
         ({"risk": risk.Superquantile(0.5)}, "second release"),
         ({"risk": risk.Superquantile(0.5, quantile=privacy.PrivateQuantile(3.0, 4))}, "second release"),
         ({"risk": risk.Tilted(1.0)}, "second release"),
@@ -214,3 +214,140 @@ def test_an_audit_says_that_it_looks_at_rounds_one_by_one():
     result = trained(private(**BLT))
     with pytest.raises(IncompatibleParts, match="correlated over rounds"):
         audit_algorithm(result.algorithm, clients=12, clients_per_round=4, rounds=6, trials=10)
+
+
+# ------------------------------------------------------------------------------------------ clients that come and go: FedBuff
+
+CLOCK = sampling.FedBuff(buffer=3, spread=0.8, apart=3)
+
+
+def buffered(part, rounds=7, **given):
+    return trained(part, rounds, sampler=given.pop("sampler", CLOCK), **given)
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("clip", [math.inf, 1e6])
+def test_without_noise_and_clipping_it_is_the_plain_buffer(engine, clip):
+    private_run = buffered(private(0.0, clip), rounds=9, engine=engine)
+    plain = eq.Algorithm(sampler=CLOCK, solver=eq.solvers.SGD(lr=0.3, batch_size=2), weights="uniform")
+    open_run = eq.train(MODEL, DATA, plain, rounds=9, clients_per_round=4, progress=False, engine=engine)
+    torch.testing.assert_close(private_run.params, open_run.params, rtol=1e-9, atol=1e-12)
+    found, wanted = private_run.history.rounds, open_run.history.rounds
+    assert [report.arrivals for report in found] == [report.arrivals for report in wanted]
+    assert [report.loss for report in found] == pytest.approx([report.loss for report in wanted])
+    assert any(age > 0 for report in found for _, _, age in report.arrivals)
+    assert math.isinf(private_run.epsilon.epsilon)
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_staleness_comes_before_clipping_and_a_step_is_divided_by_the_buffer(engine):
+    """Updates ½(x − w): x_A = 200 gives 100, clipped to 1, x_B = 1 gives ½. A takes 1, B 3, a buffer of 1, 2 apart.
+
+    Step 0: A, w = 1. B began at w = 0: ½ · 2^(−½), within the clip bound. With a buffer of 2, A and B at once: (1 + ½)/2.
+    """
+    two = eq.data.ClientSet.pack([(name, torch.tensor([[x]]), torch.tensor([[x]])) for name, x in (("A", 200.0), ("B", 1.0))])
+    data, solver = FederatedData(two, name="points"), eq.solvers.SGD(lr=0.25, batch_size=None, epochs=1)
+
+    def moved(sampler, rounds, clip=1.0):
+        algorithm = eq.Algorithm(sampler=sampler, solver=solver, privacy=private(0.0, clip))
+        options = {"rounds": rounds, "clients_per_round": 2, "progress": False, "engine": engine}
+        return float(eq.train(eq.models.MeanEstimator(1), data, algorithm, **options).params)
+
+    slow = sampling.FedBuff(buffer=1, durations={"A": 1, "B": 3}, apart=2)
+    assert moved(slow, 1) == pytest.approx(1.0)
+    assert moved(slow, 2) == pytest.approx(1 + 0.5 * 2**-0.5)
+    # Clipped after the factor: ½ · 2^(−½) = 0.354 is clipped to 0.3, not ½ to 0.3 and then to 0.212.
+    assert moved(slow, 2, clip=0.3) == pytest.approx(0.6)
+    assert moved(sampling.FedBuff(buffer=2, spread=0.0, apart=1), 1) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_update_that_cannot_be_used_counts_nothing_and_scales_nothing(bad):
+    """Zeroed, as the neighbour's: the other's weight stays ½ of a buffer of 2."""
+
+    class Sends:
+        share, seed = 0.5, 0
+
+        def corrupt(self, sent):
+            return torch.full_like(sent.updates, bad)
+
+    two = eq.data.ClientSet.pack([(name, torch.tensor([[1.0]]), torch.tensor([[1.0]])) for name in "AB"])
+    data = eq.attacks.apply(FederatedData(two, name="points"), Sends())
+    algorithm = eq.Algorithm(
+        sampler=sampling.FedBuff(2, apart=1), privacy=private(0.0, 9.0), solver=eq.solvers.SGD(lr=0.25, batch_size=None)
+    )
+    result = eq.train(eq.models.MeanEstimator(1), data, algorithm, rounds=1, clients_per_round=2, progress=False)
+    assert float(result.params) == pytest.approx(0.25)
+    assert result.history.rounds[0].rejected == ()
+
+
+@pytest.mark.parametrize("matrix", [{}, BLT, BANDED], ids=["identity", "BLT", "banded"])
+def test_steps_add_the_noise_of_the_matrix_over_the_buffer(matrix):
+    """Updates of at most 1e-9 in noise of 1: the model after T steps is its sum over the buffer, not over those at work."""
+    part, rounds = private(1e9, clip=1e-9, **matrix), 7
+    result = buffered(part, rounds)
+    plan = part.protect(result.algorithm, RunSize(12, 3, rounds, 15, 0, tuple(DATA.train.ids))).noise
+    assert plan.sensitivity == part.matrix.sensitivity(rounds, separation=3, participations=3)  # ⌈7/3⌉
+    z = torch.stack([plan.gaussian("update", t, 15) for t in range(rounds)]) * plan.sensitivity
+    inverse = cn.inverse_coefficients(part.matrix.coefficients(rounds))
+    assert torch.allclose(result.params, cn.correlated_noise(inverse, z).sum(0) / 3, atol=1e-7)
+
+
+@pytest.mark.parametrize("matrix", [{}, BLT, BANDED], ids=["identity", "BLT", "banded"])
+@pytest.mark.parametrize("budget", [None, 2.0])
+def test_it_costs_what_separated_rounds_cost(matrix, budget):
+    part = private(None if budget else 0.8, epsilon=budget, **matrix)
+    clock, turns = buffered(part), trained(part, 7)
+    assert clock.epsilon.epsilon == turns.epsilon.epsilon
+    assert [r.epsilon for r in clock.history.rounds] == [r.epsilon for r in turns.history.rounds] == [turns.epsilon.epsilon] * 7
+    assert clock.privacy.releases == turns.privacy.releases == 1
+    assert clock.privacy["public"].epsilon == turns.privacy["public"].epsilon
+    counts = {}
+    for report in clock.history.rounds:
+        for client, _, _ in report.arrivals:
+            counts[client] = counts.get(client, 0) + 1
+    assert clock.epsilon.participations == max(counts.values()) <= 3
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("matrix", [BLT, BANDED], ids=["BLT", "banded"])
+def test_buffered_runs_resume_bit_for_bit_after_a_kill(matrix, engine, tmp_path):
+    whole = buffered(private(**matrix), rounds=9, engine=engine)
+
+    class Stop(eq.types.Observer):
+        def on_round(self, report):
+            if report.round == 4:
+                raise KeyboardInterrupt
+
+    saving = Checkpoints(tmp_path / "run.ckpt", every=3)
+    with pytest.raises(KeyboardInterrupt):
+        buffered(private(**matrix), rounds=9, engine=engine, observers=[Stop()], checkpoint=saving)
+    with pytest.warns(EquipoiseNotice, match="Going on from round"):
+        again = buffered(private(**matrix), rounds=9, engine=engine, checkpoint=Checkpoints(tmp_path / "run.ckpt", every=3))
+    assert torch.equal(again.params, whole.params)
+    assert [r.arrivals for r in again.history.rounds] == [r.arrivals for r in whole.history.rounds]
+    assert again.epsilon == whole.epsilon
+    assert again.privacy.releases == 1
+
+
+def test_buffered_system_noise_begins_anew_after_a_stop_and_pays_for_it(tmp_path):
+    part, path = private(source="system", **BLT), tmp_path / "run.ckpt"
+
+    class Stop(eq.types.Observer):
+        def on_round(self, report):
+            if report.round == 3:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        buffered(part, observers=[Stop()], checkpoint=Checkpoints(path, every=1))
+    with pytest.warns(EquipoiseNotice, match="Going on from round"):
+        result = buffered(part, checkpoint=Checkpoints(path, every=1))
+    assert result.privacy.releases == 2
+    assert result.epsilon.epsilon == pytest.approx(gaussian_epsilon(1 / math.sqrt(2), 1e-4), rel=1e-3)
+
+
+def test_buffers_of_one_client_release_too_and_too_many_bands_are_refused():
+    one = sampling.FedBuff(buffer=1, apart=4)
+    assert float(buffered(private(**BLT), sampler=one).params.abs().sum()) > 0
+    with pytest.raises(InvalidParameter, match="number of bands"):
+        buffered(private(bands=(1.0, 0.5, 0.4, 0.3)))

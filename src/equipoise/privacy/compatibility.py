@@ -62,7 +62,7 @@ def refuse_uncorrelated(algorithm: Algorithm) -> None:
         raise IncompatibleParts(
             "Noise that is correlated over rounds goes by how far apart the rounds of a client are, which "
             f"{algorithm.drawn_by!r} does not promise.",
-            "Use sampling.MinSeparation(rounds=…), or sampling.Full().",
+            "Use sampling.MinSeparation(rounds=…), sampling.Full(), or sampling.FedBuff(apart=…).",
         )
     if algorithm.traits.risk.client_form != "base":
         raise IncompatibleParts(

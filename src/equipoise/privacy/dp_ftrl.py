@@ -33,8 +33,8 @@ class DPFTRL:
     Every update is clipped to a norm of `clip`. Round t adds (C⁻¹Z)_t to the sum, with C lower-triangular and Z independent
     Gaussian noise, so that later rounds cancel some of the noise of earlier rounds. C is a BLT, given by `decays` and
     `scales` (privacy.correlated_noise.fit_blt finds good ones), or banded, given by `bands`; with neither it is the
-    identity. Clients must be drawn by sampling.MinSeparation (or Full), which promises how far apart the rounds of one
-    client are: the noise depends on that.
+    identity. Clients must be drawn by sampling.MinSeparation (or Full, or FedBuff with `apart`), which promises how far apart
+    the rounds of one client are: the noise depends on that.
 
     The whole run is one Gaussian release with the multiplier z, so ε is the same after the first round as after the last. z
     is the least within `epsilon` at `delta`, or `noise_multiplier`. Neighbours differ by one client's contributions zeroed.

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from equipoise.core.words import shown_as_before
 from equipoise.errors import is_integer, require, require_number
 from equipoise.risk.groups import Groups, checked_groups, group_name
 from equipoise.risk.tilted import tilted
@@ -71,6 +72,9 @@ class GroupDRO:
         given = isinstance(self.sizes, Mapping) and all(is_integer(size) and size > 0 for size in self.sizes.values())
         rule = "must give the number of training examples of each group where there is an adjustment"
         require(given or (self.sizes is None and not self.adjustment), "sizes", rule, self.sizes, 'E.g. {"north": 1200}.')
+
+    def __repr__(self) -> str:
+        return shown_as_before(self, ("adjustment", "sizes"))
 
     def group_of(self, client: str) -> str:
         """The name of the group of the client with the id `client`."""

@@ -273,7 +273,8 @@ def set_up(
     protection: Protection = Unprotected(algorithm, data.train, rounds)
     if algorithm.privacy is not None:
         require(parts.privacy.protect is not None, "privacy", "must be a part of equipoise.privacy", algorithm.privacy)
-        size = RunSize(len(data.train), clients_per_round, rounds, task.layout.dimension, seed, data.train.ids)
+        in_a_step = clients_per_round if parts.sampler.buffered is None else parts.sampler.buffered.buffer
+        size = RunSize(len(data.train), in_a_step, rounds, task.layout.dimension, seed, data.train.ids)
         protection = algorithm.privacy.protect(algorithm, size)
         tell_large_delta(protection, len(data.train))
     if traits.network is not None:
