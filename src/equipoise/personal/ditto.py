@@ -270,8 +270,9 @@ class L2SGD(TrainsOwnModels):
 
     `strength` is λ. The published method needs all clients now and then; as in the comparison with Ditto, the clients of a
     cohort take steps v ← v − η(∇F_k(v) + λ(v − m)) at the current m, and the server keeps m up to date. The shared model is
-    trained beside it and takes no part. Clients that were never drawn count in m with the model that all begin with. A client
-    sends how far its model has moved; an attack on updates changes what is sent, and its own model stays honest.
+    trained, too, and has no effect on these models. A client that was never drawn counts in m with its initial model. A
+    client sends the change of its model. An attack on updates changes what the client sends, and its own model stays
+    honest.
 
     Source: Li 2023 (thesis), section 5.6.2; Hanzely, Richtárik 2020.
 
