@@ -68,7 +68,8 @@ def test_a_missing_docstring_is_found(monkeypatch):
     import equipoise as eq
 
     monkeypatch.setattr(eq.risk.Superquantile, "__doc__", None)
-    assert "equipoise.risk.Superquantile" in public_names.without_docstring()
+    monkeypatch.setattr(eq.averaging.Last, "__doc__", "Last()")  # what a dataclass gets without a docstring
+    assert {"equipoise.risk.Superquantile", "equipoise.averaging.Last"} <= set(public_names.without_docstring())
 
 
 def test_a_code_without_an_entry_is_found(tmp_path):
