@@ -140,7 +140,7 @@ class Ditto:
         return tuple(dict.fromkeys((self.strength, *self.choices)))
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse, in `algorithm`, a solver that makes no personal model, or steps that leap over the shared model."""
+        """Refuse, in `algorithm`, a solver that makes no personal model, or steps that overshoot the shared model."""
         refuse_unfit_solver(self, algorithm)
         refuse_leaps(own_solver(self.solver, algorithm.solver), max(self.strengths), "shared")
 
@@ -296,7 +296,7 @@ class L2SGD(TrainsOwnModels):
         require_number("strength", self.strength, "[0, ∞)")
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse, in `algorithm`, a solver that makes no personal model, or steps that leap over the mean model."""
+        """Refuse, in `algorithm`, a solver that makes no personal model, or steps that overshoot the mean model."""
         super().check(algorithm)
         refuse_leaps(own_solver(self.solver, algorithm.solver), self.strength, "mean")
 

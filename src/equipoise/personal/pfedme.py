@@ -111,7 +111,7 @@ class PFedMe:
         require_number("lr", self.lr, "(0, ∞)", none="the algorithm's rate")
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse, in `algorithm`, solvers other than plain SGD, and steps that leap over the point that they are pulled to."""
+        """Refuse, in `algorithm`, solvers other than plain SGD, and steps that overshoot the point that pulls them."""
         solver = algorithm.solver
         if solver_traits(solver).sgd != SgdRule(0.0, 0.0, 0.0):
             raise IncompatibleParts(
