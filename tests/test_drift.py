@@ -92,6 +92,17 @@ def test_the_mean_length_of_fednova_is_weighted(engine):
     assert float(train(parabolas([1.0, 1.0], counts=[1, 3]), nova, 1, engine).params) == pytest.approx(0.231875)
 
 
+@ENGINES
+def test_qfair_sees_the_norms_of_normalised_updates(engine):
+    # x = (2, 4), q = 1, from 0 with η = 0.1 and τ = (1, 2): losses 2 and 8, so that π = (⅕, ⅘), ā = ⅕ + ⅘ · 2 = 1.8, and
+    # u·ā/a = (0.2 · 1.8, 0.76 · 0.9) = (0.36, 0.684), in the mean 0.6192. The server's factor is 1/(1 + Σ π_k ‖·‖²/(η F_k)) =
+    # 1/(1 + 0.1296 + 0.467856). With ‖u_k‖² it would be 1/(1 + 0.04 + 0.5776).
+    data = parabolas([2.0, 4.0], counts=[1, 2])
+    solver, risk = SGD(lr=0.1, batch_size=1), eq.risk.QFair(1.0)
+    nova = eq.Algorithm(risk=risk, solver=solver, aggregator=FedNova(), sampler=FULL, weights="uniform")
+    assert float(train(data, nova, 1, engine).params) == pytest.approx(0.6192 / 1.597456)
+
+
 @settings(max_examples=15)
 @given(
     solver=st.sampled_from(
@@ -158,7 +169,8 @@ def test_a_public_number_of_steps_scales_and_is_clipped_after():
     assert float(train(parabolas([1.0, 1.0]), algorithm, 1).params) == pytest.approx(0.3)
 
 
-def test_clients_without_a_step_leave_the_cohort():
+@ENGINES
+def test_clients_without_a_step_leave_the_cohort(engine):
     class OnlyLarge(SGD):
         """Clients with less than two examples take no step."""
 
@@ -166,11 +178,11 @@ def test_clients_without_a_step_leave_the_cohort():
             return 0 if size < 2 else super().local_steps(size, effort)
 
     algorithm = eq.Algorithm(solver=OnlyLarge(lr=0.1, batch_size=1), aggregator=FedNova(), sampler=FULL, weights="uniform")
-    result = train(parabolas([5.0, 1.0], counts=[1, 2]), algorithm, 1)
+    result = train(parabolas([5.0, 1.0], counts=[1, 2]), algorithm, 1, engine)
     assert float(result.params) == pytest.approx(0.19)  # the second client alone
     assert result.history.rounds[0].trained == 1
     with pytest.warns(eq.errors.EquipoiseNotice, match="Nobody was trained in 2 of 2 rounds"):
-        nobody = train(parabolas([5.0, 1.0]), algorithm, 2, start=0.3)
+        nobody = train(parabolas([5.0, 1.0]), algorithm, 2, engine, start=0.3)
     assert float(nobody.params) == 0.3
 
 

@@ -124,6 +124,25 @@ def test_group_sums_are_refused_over_a_network():
         run(eq.Algorithm(risk=GROUPS, privacy=SECURE), some_data(), rounds=1)
 
 
+SPLIT = {"solver": SGD(batch_size=4), "personal": eq.personal.FedPer("bias")}
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"sampler": eq.sampling.FedBuff(2)}, "simulates a clock"),
+        (SPLIT | {"risk": eq.risk.Superquantile(0.5)}, "not asked for over a network"),
+        (SPLIT | {"privacy": SECURE}, "not summed securely"),
+        ({"solver": SGD(), "personal": eq.personal.PFedMe(2.0, 3), "privacy": SECURE}, "not summed securely"),
+        ({"aggregator": eq.aggregators.CentredClipping(0.1, 1), "privacy": SECURE}, "nodes are not told"),
+    ],
+    ids=["FedBuff", "split, tail", "split, secure", "pFedMe, secure", "centred clipping, secure"],
+)
+def test_what_goes_together_in_a_simulation_alone_is_refused(parts, words):
+    with pytest.raises(IncompatibleParts, match=words):
+        run(eq.Algorithm(**parts), some_data(), rounds=1)
+
+
 def test_a_clip_in_units_of_an_unknown_length_is_refused():
     with pytest.raises(IncompatibleParts, match="nobody knows before the secure sum"):
         run(eq.Algorithm(aggregator=FedNova(NormClip(0.2)), privacy=SECURE), some_data(), rounds=1)

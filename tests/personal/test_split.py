@@ -73,6 +73,42 @@ def test_shared_and_kept_numbers_by_hand():
     assert result.model.b.tolist() == [0.0]  # the server's own never moves
 
 
+def two_clients(first, second):
+    """Clients with (x, y) each, in double precision."""
+    rows = [torch.tensor([row], dtype=torch.float64) for row in (first, second)]
+    return eq.FederatedData(eq.ClientSet.pack([(str(k), row, torch.zeros(1)) for k, row in enumerate(rows)]))
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"privacy": eq.privacy.GaussianMechanism(clip=1.0, noise_multiplier=0.0)},
+        {"aggregator": eq.aggregators.NormClip(1.0)},
+    ],
+    ids=["noise", "clipping"],
+)
+def test_clipping_sees_shared_numbers_alone(part, engine):
+    # x = 8 and y = 6, one step of rate ½ from 0: a moves by 4, clipped to 1, and b, which is kept, by 3. By the norm of both, 5,
+    # a would move by 4/5.
+    solver = eq.solvers.SGD(lr=0.5, batch_size=None, steps=1)
+    algorithm = eq.Algorithm(personal=Split("b"), solver=solver, sampler=eq.sampling.Full(), weights="uniform", **part)
+    result = eq.train(TwoNumbers(), two_clients((8.0, 6.0), (8.0, 6.0)), algorithm, rounds=1, engine=engine, progress=False)
+    assert result.personal.params(["0", "1"]).tolist() == [[1.0, 3.0]] * 2
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_robust_rules_compare_shared_numbers_alone(engine):
+    # x = (2, 8) and y = (20, 0): a moves by 1 and 4, b by 10 and 0. The largest norm is the second's, which is left out; with b
+    # it would be the first's, and a = 4.
+    solver = eq.solvers.SGD(lr=0.5, batch_size=None, steps=1)
+    algorithm = eq.Algorithm(
+        personal=Split("b"), solver=solver, aggregator=eq.aggregators.KNorm(1), sampler=eq.sampling.Full(), weights="uniform"
+    )
+    result = eq.train(TwoNumbers(), two_clients((2.0, 20.0), (8.0, 0.0)), algorithm, rounds=1, engine=engine, progress=False)
+    assert result.personal.params(["0", "1"]).tolist() == [[1.0, 10.0], [1.0, 0.0]]
+
+
 class Sum(TwoNumbers):
     """F = ½(a + b − x)² on the one example x."""
 
