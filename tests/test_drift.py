@@ -70,6 +70,23 @@ def test_lengths_of_steps_by_hand():
     assert SGD(local_schedule=Step(2, 0.5)).normalisers(steps, 0.1)[2] == pytest.approx(1 + 1 + 0.5)
 
 
+@settings(max_examples=40)
+@given(st.integers(1, 12), st.floats(0, 0.95), st.floats(0, 5), st.floats(0, 1), st.floats(0.01, 0.3))
+def test_lengths_of_steps_are_the_solvers_recursion(count, momentum, prox, decay, lr):
+    # v ← ρv + 1 − ημy, y ← y + v from 0; in closed form where ρ or μ is 0.
+    v = y = 0.0
+    for _ in range(count):
+        v = momentum * v + 1 - lr * prox * y
+        y += v
+    found = SGD(momentum=momentum, prox=prox, weight_decay=decay).normalisers(torch.tensor([count]), lr)
+    assert float(found) == pytest.approx(y, rel=1e-9)
+    alone = float(SGD(momentum=momentum).normalisers(torch.tensor([count]), lr))
+    assert alone == pytest.approx((count - momentum * (1 - momentum**count) / (1 - momentum)) / (1 - momentum), rel=1e-9)
+    if prox > 0.01:
+        pulled = float(SGD(prox=prox).normalisers(torch.tensor([count]), lr))
+        assert pulled == pytest.approx((1 - (1 - lr * prox) ** count) / (lr * prox), rel=1e-9)
+
+
 @ENGINES
 def test_fednova_ends_where_equal_steps_would_nearly(engine):
     # F_k = ½(w − x_k)², x = (0, 1), equal weights, η = 0.1, τ = (1, 3) by batches of one example. With q = 0.9 the updates are

@@ -91,6 +91,15 @@ def test_buckets_differ_from_round_to_round():
     assert len({float(total(part, updates, keys=torch.arange(8) + 1000 * k)) for k in range(20)}) > 3
 
 
+def test_wrappers_hand_the_state_to_the_rule_inside():
+    # Clipped by 2 around the last total 1, as in the test of centred clipping: 1, 1, 1, 100 give 1½, which is the next state.
+    # Around 0 it would be 1¼. Mixed up to ¾ of the weight 1, 1, 1 stay, and 100 becomes 34: 1½ as well.
+    updates, inside = column(1, 1, 1, 100), agg.CentredClipping(2.0, 1)
+    for part in (agg.Bucketing(inside, size=1), agg.NNM(inside, share=0.25), agg.FedNova(inside)):
+        found = part(updates, even(4), state=column(1)[0])
+        assert [float(each) for each in found] == pytest.approx([1.5, 1.5]), part
+
+
 def test_bulyan_by_hand():
     # 0 … 5 and 100, f = 1. Krum selects 3 (a tie with 2, nearer the median), 2, 4 (a tie with 1), 1 (a tie with 0), 5 (a tie
     # with 0). Their median is 3; the three nearest are 2, 3, 4.
@@ -326,8 +335,8 @@ def test_a_median_of_buckets_bears_what_the_heaviest_hit_buckets_weigh(data, siz
 
 
 def test_a_heavy_client_beside_an_attacker_spoils_a_median_of_buckets():
-    # The attacker holds 0.2, less than 1/(2s) = ¼. In a bucket with the honest 0.4 that makes 0.6: the bucket's mean, a third of
-    # 1e6, is the median. In a bucket with another honest client, ½ of 1e6 weighs 0.4 against 0.6 of zeros: 0.
+    # The attacker holds 0.2, less than 1/(2s) = ¼. A bucket with it and the honest 0.4 weighs 0.6: its mean, a third of 1e6, is
+    # the median. With another honest client ½ · 1e6 weighs 0.4, against 0.6 of zeros: 0.
     weights = torch.tensor([0.2, 0.4, 0.2, 0.2], dtype=torch.float64)
     part, updates = agg.Bucketing(agg.Median(), 2), column(1e6, 0, 0, 0)
     found = {round(float(total(part, updates, weights, keys=torch.arange(4) + 100 * k))) for k in range(40)}

@@ -89,8 +89,8 @@ def two_clients(first, second):
     ids=["noise", "clipping"],
 )
 def test_clipping_sees_shared_numbers_alone(part, engine):
-    # x = 8 and y = 6, one step of rate ½ from 0: a moves by 4, clipped to 1, and b, which is kept, by 3. By the norm of both, 5,
-    # a would move by 4/5.
+    # x = 8 and y = 6, one step of rate ½ from 0: a moves by 4, clipped to 1, and b, which is kept, by 3. By the norm of both,
+    # which is 5, a would move by 4/5.
     solver = eq.solvers.SGD(lr=0.5, batch_size=None, steps=1)
     algorithm = eq.Algorithm(personal=Split("b"), solver=solver, sampler=eq.sampling.Full(), weights="uniform", **part)
     result = eq.train(TwoNumbers(), two_clients((8.0, 6.0), (8.0, 6.0)), algorithm, rounds=1, engine=engine, progress=False)
