@@ -100,14 +100,17 @@ def test_a_federation_keeps_rounds_of_a_client_apart(tmp_path):
     assert all(cohorts[t].isdisjoint(cohorts[t + 1] | cohorts[t + 2]) for t in range(7)), cohorts
 
 
-def test_a_killed_server_goes_on_with_the_rows_of_its_nodes(tmp_path):
-    data, algorithm = some_data(), KEEPS["SCAFFOLD"]
+@pytest.mark.parametrize("name", ["SCAFFOLD", "FedDyn", "client momentum", "FedPer", "GroupDRO"])
+def test_a_killed_server_goes_on_with_the_rows_of_its_nodes(name, tmp_path):
+    data, algorithm = some_data(), KEEPS[name]
     wanted, _ = run(algorithm, data, rounds=5)
     grid = federation(data, softmax, keep=tmp_path / "nodes")
     killed_after(3, algorithm, data, grid, rounds=5, folder=tmp_path / "run")
     grid.new_run()
     found, _ = run(algorithm, data, grid, rounds=5, folder=tmp_path / "run")
     assert torch.equal(found.params, wanted.params)
+    if algorithm.personal is not None:
+        assert torch.equal(found.clients.personal_loss, wanted.clients.personal_loss)
 
 
 def test_a_node_without_its_row_says_so_and_begins_anew(tmp_path):
