@@ -42,6 +42,15 @@ KEEPS = {
         solver=SGD(batch_size=4), personal=eq.personal.PFedMe(2.0, 3), risk=eq.risk.Superquantile(0.5)
     ),
     "FedPer": eq.Algorithm(solver=SGD(batch_size=4), personal=eq.personal.FedPer("bias")),
+    "FedPer, median": eq.Algorithm(
+        solver=SGD(batch_size=4), personal=eq.personal.FedPer("bias"), aggregator=eq.aggregators.Median()
+    ),
+    "FedPer, DP": eq.Algorithm(
+        solver=SGD(batch_size=4), personal=eq.personal.FedPer("bias"), privacy=DifferentialPrivacy(**NO_NOISE), sampler=UNIFORM
+    ),
+    "pFedMe, DP": eq.Algorithm(
+        solver=SGD(batch_size=4), personal=eq.personal.PFedMe(2.0, 3), privacy=DifferentialPrivacy(**NO_NOISE), sampler=UNIFORM
+    ),
     "FedRep": eq.Algorithm(solver=SGD(batch_size=4), personal=eq.personal.FedRep("bias", 2, 1)),
     "FedBABU": eq.Algorithm(solver=SGD(batch_size=4), personal=eq.personal.FedBABU("bias", 2)),
     "LG-FedAvg": eq.Algorithm(solver=SGD(batch_size=4), personal=eq.personal.LGFedAvg("weight")),

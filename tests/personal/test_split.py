@@ -309,6 +309,36 @@ def test_statistics_that_clients_keep_agree_in_loop_and_simulator_and_resume(tmp
     assert len({tuple(mean.tolist()) for mean in means}) >= 4  # each its own
 
 
+NO_CLIP = {"privacy": eq.privacy.GaussianMechanism(clip=1e6, noise_multiplier=0.0)}
+
+
+@pytest.mark.parametrize("parts", [NO_CLIP, {"aggregator": eq.aggregators.TrimmedMean(0.0)}], ids=["noise", "robust"])
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_statistics_that_never_leave_clients_need_no_protection(engine, parts):
+    # Without noise and clipping, and with nothing trimmed, runs are the plain ones.
+    data, net = clients(torch.float64, examples=16), seeded(norm=nn.BatchNorm1d(5)).double()
+    solver, runs = eq.solvers.SGD(lr=0.1, batch_size=3), []
+    for more in ({}, parts):
+        algorithm = eq.Algorithm(personal=FedBN(), solver=solver, sampler=eq.sampling.Full(), weights="uniform", **more)
+        runs.append(eq.train(net, data, algorithm, rounds=3, engine=engine, progress=False))
+    plain, protected = runs
+    torch.testing.assert_close(protected.params, plain.params, rtol=1e-9, atol=1e-12)
+    ids = plain.personal.ids
+    torch.testing.assert_close(protected.personal.params(ids), plain.personal.params(ids), rtol=1e-9, atol=1e-12)
+    for name in ids:
+        one, two = (result.personal.model(name).body[1] for result in runs)
+        torch.testing.assert_close(one.running_mean, two.running_mean)
+        assert bool((two.running_mean != 0).any())
+    assert torch.equal(protected.model.body[1].running_mean, torch.zeros(5).double())  # the server has none
+
+
+def test_noise_and_robust_rules_refuse_statistics_that_are_shared():
+    data, net = clients(examples=16), seeded(norm=nn.BatchNorm1d(5))
+    for parts in (NO_CLIP, {"aggregator": eq.aggregators.Median()}):
+        with pytest.raises(IncompatibleParts, match=r"neither keeps nor averages(.|\n)*statistics"):
+            eq.train(net, data, eq.Algorithm(personal=FedPer("head"), **parts), rounds=1, clients_per_round=4, progress=False)
+
+
 @pytest.mark.parametrize("engine", ["loop", "simulator"])
 @pytest.mark.parametrize("method", [Split(("statistics",)), FedBN()], ids=repr)
 def test_kept_statistics_go_on_from_round_to_round_by_hand(method, engine):
