@@ -122,10 +122,12 @@ def test_min_max_goes_against_the_honest_mean(direction):
 
 def test_min_max_is_on_the_border_and_never_beyond():
     gen = torch.Generator().manual_seed(0)
-    for _ in range(50):
+    for k in range(50):
         honest = torch.randn(6, 4, generator=gen, dtype=torch.float64)
-        along = torch.randn(4, generator=gen, dtype=torch.float64)
-        point = honest.mean(0) + longest_step(honest, honest.mean(0), along) * along
+        along = torch.randn(4, generator=gen, dtype=torch.float64) * (0.01 if k % 2 else 1.0)
+        step = longest_step(honest, honest.mean(0), along)
+        assert step > 5 or k % 2 == 0  # where Blades stops
+        point = honest.mean(0) + step * along
         reach, diameter = (point - honest).norm(dim=1).max(), torch.cdist(honest, honest).max()
         assert float(reach) == pytest.approx(float(diameter), rel=1e-9)
 
@@ -201,6 +203,7 @@ WHOLE_RUNS = [
     attacks.ALIE(share=0.3, factor=1.5),
     attacks.IPM(share=0.3, epsilon=3.0),
     attacks.Mimic(share=0.3),
+    attacks.Mimic(share=0.3, hold=True),
     attacks.MinMax(share=0.3),
     attacks.SignFlip(share=0.3),
     attacks.LabelFlip(share=0.3),

@@ -70,6 +70,23 @@ def test_lengths_of_steps_by_hand():
     assert SGD(local_schedule=Step(2, 0.5)).normalisers(steps, 0.1)[2] == pytest.approx(1 + 1 + 0.5)
 
 
+@settings(max_examples=40)
+@given(st.integers(1, 12), st.floats(0, 0.95), st.floats(0, 5), st.floats(0, 1), st.floats(0.01, 0.3))
+def test_lengths_of_steps_are_the_solvers_recursion(count, momentum, prox, decay, lr):
+    # v ← ρv + 1 − ημy, y ← y + v from 0; in closed form where ρ or μ is 0.
+    v = y = 0.0
+    for _ in range(count):
+        v = momentum * v + 1 - lr * prox * y
+        y += v
+    found = SGD(momentum=momentum, prox=prox, weight_decay=decay).normalisers(torch.tensor([count]), lr)
+    assert float(found) == pytest.approx(y, rel=1e-9)
+    alone = float(SGD(momentum=momentum).normalisers(torch.tensor([count]), lr))
+    assert alone == pytest.approx((count - momentum * (1 - momentum**count) / (1 - momentum)) / (1 - momentum), rel=1e-9)
+    if prox > 0.01:
+        pulled = float(SGD(prox=prox).normalisers(torch.tensor([count]), lr))
+        assert pulled == pytest.approx((1 - (1 - lr * prox) ** count) / (lr * prox), rel=1e-9)
+
+
 @ENGINES
 def test_fednova_ends_where_equal_steps_would_nearly(engine):
     # F_k = ½(w − x_k)², x = (0, 1), equal weights, η = 0.1, τ = (1, 3) by batches of one example. With q = 0.9 the updates are
@@ -90,6 +107,17 @@ def test_the_mean_length_of_fednova_is_weighted(engine):
     # The plain mean of the steps, 2, would give 0.1855.
     nova = eq.Algorithm(solver=SGD(lr=0.1, batch_size=1), aggregator=FedNova(), sampler=FULL, weights="examples")
     assert float(train(parabolas([1.0, 1.0], counts=[1, 3]), nova, 1, engine).params) == pytest.approx(0.231875)
+
+
+@ENGINES
+def test_qfair_sees_the_norms_of_normalised_updates(engine):
+    # x = (2, 4), q = 1, from 0 with η = 0.1 and τ = (1, 2): losses 2 and 8, so that π = (⅕, ⅘), ā = ⅕ + ⅘ · 2 = 1.8, and
+    # u·ā/a = (0.2 · 1.8, 0.76 · 0.9) = (0.36, 0.684), in the mean 0.6192. The server's factor is 1/(1 + Σ π_k ‖·‖²/(η F_k)) =
+    # 1/(1 + 0.1296 + 0.467856). With ‖u_k‖² it would be 1/(1 + 0.04 + 0.5776).
+    data = parabolas([2.0, 4.0], counts=[1, 2])
+    solver, risk = SGD(lr=0.1, batch_size=1), eq.risk.QFair(1.0)
+    nova = eq.Algorithm(risk=risk, solver=solver, aggregator=FedNova(), sampler=FULL, weights="uniform")
+    assert float(train(data, nova, 1, engine).params) == pytest.approx(0.6192 / 1.597456)
 
 
 @settings(max_examples=15)
@@ -158,7 +186,8 @@ def test_a_public_number_of_steps_scales_and_is_clipped_after():
     assert float(train(parabolas([1.0, 1.0]), algorithm, 1).params) == pytest.approx(0.3)
 
 
-def test_clients_without_a_step_leave_the_cohort():
+@ENGINES
+def test_clients_without_a_step_leave_the_cohort(engine):
     class OnlyLarge(SGD):
         """Clients with less than two examples take no step."""
 
@@ -166,11 +195,11 @@ def test_clients_without_a_step_leave_the_cohort():
             return 0 if size < 2 else super().local_steps(size, effort)
 
     algorithm = eq.Algorithm(solver=OnlyLarge(lr=0.1, batch_size=1), aggregator=FedNova(), sampler=FULL, weights="uniform")
-    result = train(parabolas([5.0, 1.0], counts=[1, 2]), algorithm, 1)
+    result = train(parabolas([5.0, 1.0], counts=[1, 2]), algorithm, 1, engine)
     assert float(result.params) == pytest.approx(0.19)  # the second client alone
     assert result.history.rounds[0].trained == 1
     with pytest.warns(eq.errors.EquipoiseNotice, match="Nobody was trained in 2 of 2 rounds"):
-        nobody = train(parabolas([5.0, 1.0]), algorithm, 2, start=0.3)
+        nobody = train(parabolas([5.0, 1.0]), algorithm, 2, engine, start=0.3)
     assert float(nobody.params) == 0.3
 
 

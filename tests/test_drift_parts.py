@@ -143,16 +143,17 @@ class OnlyLarge(SGD):
 
 
 @pytest.mark.parametrize("wrap", [Scaffold, lambda solver: FedDyn(1.0, solver)], ids=["SCAFFOLD", "FedDyn"])
-def test_clients_without_a_step_change_nothing(wrap):
+@ENGINES
+def test_clients_without_a_step_change_nothing(engine, wrap):
     # The second client alone: two steps of batches of one from 0 towards 1 make 0.19; FedDyn's also has its own pull.
     solver = OnlyLarge(lr=0.1, batch_size=1)
-    setting = set_up(parabolas([5.0, 1.0], counts=[1, 2]), eq.Algorithm(solver=wrap(solver), weights="uniform"), "loop")
+    setting = set_up(parabolas([5.0, 1.0], counts=[1, 2]), eq.Algorithm(solver=wrap(solver), weights="uniform"), engine)
     state = next(iter(play(setting, 1)))
     rows = setting.kept.read(state.kept, torch.arange(2)).flatten()
     assert float(rows[0]) == 0.0
     assert float(rows[1]) != 0.0
     assert float(state.solver) == pytest.approx(float(rows[1]) / 2)  # α = ½
-    nobody = set_up(parabolas([5.0, 1.0]), eq.Algorithm(solver=wrap(solver)), "loop")
+    nobody = set_up(parabolas([5.0, 1.0]), eq.Algorithm(solver=wrap(solver)), engine)
     state = next(iter(play(nobody, 1)))
     assert float(state.params) == 0.0
     assert float(state.solver) == 0.0

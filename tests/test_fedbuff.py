@@ -150,12 +150,38 @@ def test_equal_durations_are_synchronous_for_any_number_of_clients_and_rounds(at
 MIXED = FedBuff(buffer=3, per_step=0.1, spread=0.8)
 
 
-def test_engines_chunks_and_the_order_of_clients_do_not_matter():
+def test_engines_and_chunks_do_not_matter():
     runs = [softmax_run(MIXED, engine=engine) for engine in ("loop", eq.engines.Simulator(chunk_size=2), "simulator")]
     assert arrivals(runs[0]) == arrivals(runs[1]) == arrivals(runs[2])
     for other in runs[1:]:
         assert torch.allclose(runs[0].params, other.params, atol=1e-6)
     assert any(age > 0 for report in runs[0].history.rounds for _, _, age in report.arrivals)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.permutations("ABCDE"),
+    st.lists(st.sampled_from([1.0, 2.0, 3.0]), min_size=5, max_size=5),
+    st.integers(1, 4),
+)
+def test_the_order_of_clients_in_the_data_does_not_matter(order, times, buffer):
+    # Everyone is at work, and those who are back at one instant are taken by their ids.
+    sampler = FedBuff(buffer=buffer, durations=dict(zip("ABCDE", times, strict=True)))
+    one, other = (
+        mean_run(points(**{name: 2.0 * ord(name) - 130 for name in names}), sampler, 6, 5, engine="loop")
+        for names in ("ABCDE", order)
+    )
+    assert arrivals(one) == arrivals(other)
+    torch.testing.assert_close(one.params, other.params, rtol=1e-5, atol=1e-5)
+
+
+def test_those_who_are_back_at_one_instant_are_taken_by_their_ids():
+    # All take 1. At 1 A and B fill the buffer of 2. C, one version old, is the first of the next. All three begin at version 1
+    # and are back at 2: A comes first.
+    data, sampler = points(C=4.0, A=8.0, B=0.0), FedBuff(buffer=2, spread=0.0)
+    first, second = arrivals(mean_run(data, sampler, 2, 3, engine="loop"))
+    assert first == (1.0, (("A", 1.0, 0), ("B", 1.0, 0)))
+    assert second == (2.0, (("C", 1.0, 1), ("A", 1.0, 0)))
 
 
 def test_updates_are_those_of_the_version_at_the_start():

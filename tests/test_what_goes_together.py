@@ -123,6 +123,34 @@ def test_these_parts_are_refused_together_with_the_reason(parts, words):
         eq.Algorithm(**parts)
 
 
+SINGLE = [
+    aggregators.NNM(aggregators.WeightedMean()),
+    aggregators.Bucketing(aggregators.Median()),
+    aggregators.Bulyan(1),
+    aggregators.MeaMed(),
+    aggregators.DnC(1),
+    aggregators.FedNova(aggregators.MeaMed(), steps=2.0),
+    aggregators.CentredClipping(None, 1),
+]
+
+
+@pytest.mark.parametrize("rule", SINGLE, ids=repr)
+@pytest.mark.parametrize(("hidden", "words"), [(SECURE, "reveals only the sum"), (NOISE, "no plain sum")], ids=["sums", "DP"])
+def test_rules_that_need_single_updates_are_refused_where_only_sums_are_seen(rule, hidden, words):
+    with pytest.raises(IncompatibleParts, match=words):
+        eq.Algorithm(aggregator=rule, privacy=hidden)
+
+
+@pytest.mark.parametrize("tail", [risk.Mean(), SECURE_TAIL], ids=["mean", "tail"])
+def test_fednova_by_secure_sums_is_that_of_the_open_run(tail):
+    # π u/a, π a and π are summed; clients have 1 to 3 batches of 4.
+    model, runs = eq.models.Softmax(4, 3).double(), []
+    for protection in (None, privacy.SecureAggregation(step=2.0**-30)):
+        algorithm = eq.Algorithm(**FEDNOVA | {"risk": tail, "privacy": protection, "weights": "uniform"})
+        runs.append(eq.train(model, DATA, algorithm, rounds=3, clients_per_round=5, progress=False).params)
+    torch.testing.assert_close(*runs, rtol=1e-6, atol=1e-7)
+
+
 def test_group_dro_by_secure_sums_is_that_of_the_open_run():
     # Two groups of three of the six clients, everyone: the sums tell R_g, which is all that the risk needs.
     groups = risk.GroupDRO(0.5, lambda client: str(int(client[-1]) % 2))

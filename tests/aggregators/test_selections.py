@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 
 import equipoise as eq
 from equipoise import aggregators as agg
@@ -91,6 +91,15 @@ def test_buckets_differ_from_round_to_round():
     assert len({float(total(part, updates, keys=torch.arange(8) + 1000 * k)) for k in range(20)}) > 3
 
 
+def test_wrappers_hand_the_state_to_the_rule_inside():
+    # Clipped by 2 around the last total 1, as in the test of centred clipping: 1, 1, 1, 100 give 1½, which is the next state.
+    # Around 0 it would be 1¼. Mixed up to ¾ of the weight 1, 1, 1 stay, and 100 becomes 34: 1½ as well.
+    updates, inside = column(1, 1, 1, 100), agg.CentredClipping(2.0, 1)
+    for part in (agg.Bucketing(inside, size=1), agg.NNM(inside, share=0.25), agg.FedNova(inside)):
+        found = part(updates, even(4), state=column(1)[0])
+        assert [float(each) for each in found] == pytest.approx([1.5, 1.5]), part
+
+
 def test_bulyan_by_hand():
     # 0 … 5 and 100, f = 1. Krum selects 3 (a tie with 2, nearer the median), 2, 4 (a tie with 1), 1 (a tie with 0), 5 (a tie
     # with 0). Their median is 3; the three nearest are 2, 3, 4.
@@ -101,6 +110,22 @@ def test_bulyan_by_hand():
     assert float(total(agg.Bulyan(1), updates)) == pytest.approx(3.0)
     with pytest.raises(InvalidParameter, match="Bulyan needs K ≥ 4f \\+ 3 = 7"):
         total(agg.Bulyan(1), updates[:6])
+
+
+def test_bulyan_selects_again_among_those_that_are_left():
+    """1, 2, 3, 4, 5, 10, 11, f = 1. Among K′ that are left Krum sums the K′ − 3 smallest squares, and at least one.
+
+    Of 7, four: 30, 15, 10, 15, 30, 111, 150: 3. Of 1, 2, 4, 5, 10, 11 three: 26, 14, 14, 26, …: 2 and 4, and 4 is nearer their
+    median 4½. Of 1, 2, 5, 10, 11 two: 17, 10, 25, 26, 37: 2. Of 1, 5, 10, 11 one: 16, 16, 1, 1: 10, nearer 7½. Of 1, 5, 11 one:
+    16, 16, 36: 5, the median. Of 3, 4, 2, 10, 5 the nearest their median are 3, 4, 5.
+
+    Selected once, by the first sums, they would be 1, 2, 3, 4, 5, and the mean 3.
+    """
+    from equipoise.aggregators.selections import bulyan_selection
+
+    updates = column(1, 2, 3, 4, 5, 10, 11)
+    assert [float(updates[place]) for place in bulyan_selection(updates, torch.arange(7), 1)] == [3, 4, 2, 10, 5]
+    assert float(total(agg.Bulyan(1), updates)) == pytest.approx(4.0)
 
 
 def test_the_mean_of_bulyan_is_weighted():
@@ -292,6 +317,32 @@ def test_a_median_of_buckets_breaks_where_its_bound_ends():
     assert float(total(agg.Bucketing(agg.Median(), 2), column(0, 0, 0, 1e6), keys=torch.arange(4))) == pytest.approx(1e6 / 4)
 
 
+@settings(max_examples=80, deadline=None)
+@given(st.data(), st.integers(2, 3), st.integers(1, 2), st.floats(0.01, 0.99), st.integers(0, 2**40))
+def test_a_median_of_buckets_bears_what_the_heaviest_hit_buckets_weigh(data, size, attackers, part, key):
+    # f attackers hit at most f buckets, with f(s − 1) honest clients in them. If they weigh less than ½ with the heaviest of
+    # these, the median of the buckets is between means of honest buckets.
+    honest = column(*(data.draw(values) for _ in range(data.draw(st.integers(4 * size, 4 * size + 4)))))
+    masses = torch.tensor([data.draw(st.floats(0.1, 1.0)) for _ in range(len(honest))], dtype=torch.float64)
+    masses = masses / masses.sum()
+    beside = float(masses.sort(descending=True).values[: attackers * (size - 1)].sum())
+    assume(beside < 0.49)
+    beta = part * (0.5 - beside) / (1 - beside)  # β + (1 − β) · beside < ½
+    updates = torch.cat([honest, column(*(data.draw(huge) for _ in range(attackers)))])
+    weights = torch.cat([(1 - beta) * masses, torch.full((attackers,), beta / attackers, dtype=torch.float64)])
+    found = float(total(agg.Bucketing(agg.Median(), size), updates, weights, keys=torch.arange(len(updates)) + key))
+    assert float(honest.min()) - 1e-6 <= found <= float(honest.max()) + 1e-6
+
+
+def test_a_heavy_client_beside_an_attacker_spoils_a_median_of_buckets():
+    # The attacker holds 0.2, less than 1/(2s) = ¼. A bucket with it and the honest 0.4 weighs 0.6: its mean, a third of 1e6, is
+    # the median. With another honest client ½ · 1e6 weighs 0.4, against 0.6 of zeros: 0.
+    weights = torch.tensor([0.2, 0.4, 0.2, 0.2], dtype=torch.float64)
+    part, updates = agg.Bucketing(agg.Median(), 2), column(1e6, 0, 0, 0)
+    found = {round(float(total(part, updates, weights, keys=torch.arange(4) + 100 * k))) for k in range(40)}
+    assert found == {0, 333333}
+
+
 @pytest.mark.parametrize("part", PARTS, ids=repr)
 def test_what_is_not_finite_is_left_out(part):
     gen = torch.Generator().manual_seed(1)
@@ -316,6 +367,9 @@ def test_runs_with_every_new_aggregator_agree(engine, tmp_path):
         agg.Bulyan(2),
         agg.MeaMed(),
         agg.DnC(2),
+        agg.NNM(agg.CentredClipping()),  # the centre is the state of the rule inside
+        agg.Bucketing(agg.CentredClipping()),
+        agg.FedNova(agg.CentredClipping()),
     ):
         algorithm = eq.Algorithm(aggregator=part)
 
@@ -323,7 +377,7 @@ def test_runs_with_every_new_aggregator_agree(engine, tmp_path):
             return eq.train(model, data, part, rounds=rounds, clients_per_round=12, progress=False, **given)
 
         whole = run(4, engine=engine)
-        file = tmp_path / f"{type(part).__name__}-{engine}.safetensors"
+        file = tmp_path / f"{part!r}-{engine}.safetensors"
         run(2, engine=engine, checkpoint=file)
         again = run(4, engine=engine, checkpoint=file)
         for left, right in zip(whole.model.parameters(), again.model.parameters(), strict=True):

@@ -102,14 +102,28 @@ def same(first, second):
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-@pytest.mark.parametrize("personal", [None, eq.personal.Ditto(), eq.personal.Finetuning(epochs=1)])
-def test_a_federation_is_a_simulation(resnet, data, personal):
-    algorithm = eq.Algorithm(risk=eq.risk.Superquantile(0.7), solver=SOLVER, personal=personal)
+TAIL = {"risk": eq.risk.Superquantile(0.7), "solver": SOLVER}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        TAIL,
+        TAIL | {"personal": eq.personal.Ditto()},
+        TAIL | {"personal": eq.personal.Finetuning(epochs=1)},
+        {"solver": SOLVER, "personal": eq.personal.FedBN()},
+        {"solver": SOLVER, "personal": eq.personal.Split(("statistics",))},
+    ],
+    ids=["shared", "Ditto", "Finetuning", "FedBN", "statistics"],
+)
+def test_a_federation_is_a_simulation(resnet, data, parts):
+    algorithm = eq.Algorithm(**parts)
     wanted, found = simulated(algorithm, data, resnet), federated(algorithm, federation(data, resnet, engine="loop"), resnet)
     same(found, wanted)
     assert found.carried.shape == (2 * (4 + 4 + 4 + 8 + 8 + 8),)
-    assert not torch.equal(found.model.bn1.running_var, torch.ones(4))
-    if personal is not None:
+    kept_by_clients = isinstance(algorithm.personal, eq.personal.Split)
+    assert torch.equal(found.model.bn1.running_var, torch.ones(4)) == kept_by_clients
+    if algorithm.personal is not None:
         assert torch.equal(found.clients.personal_loss, wanted.clients.personal_loss)
 
 

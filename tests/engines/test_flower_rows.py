@@ -42,6 +42,15 @@ KEEPS = {
         solver=SGD(batch_size=4), personal=eq.personal.PFedMe(2.0, 3), risk=eq.risk.Superquantile(0.5)
     ),
     "FedPer": eq.Algorithm(solver=SGD(batch_size=4), personal=eq.personal.FedPer("bias")),
+    "FedPer, median": eq.Algorithm(
+        solver=SGD(batch_size=4), personal=eq.personal.FedPer("bias"), aggregator=eq.aggregators.Median()
+    ),
+    "FedPer, DP": eq.Algorithm(
+        solver=SGD(batch_size=4), personal=eq.personal.FedPer("bias"), privacy=DifferentialPrivacy(**NO_NOISE), sampler=UNIFORM
+    ),
+    "pFedMe, DP": eq.Algorithm(
+        solver=SGD(batch_size=4), personal=eq.personal.PFedMe(2.0, 3), privacy=DifferentialPrivacy(**NO_NOISE), sampler=UNIFORM
+    ),
     "FedRep": eq.Algorithm(solver=SGD(batch_size=4), personal=eq.personal.FedRep("bias", 2, 1)),
     "FedBABU": eq.Algorithm(solver=SGD(batch_size=4), personal=eq.personal.FedBABU("bias", 2)),
     "LG-FedAvg": eq.Algorithm(solver=SGD(batch_size=4), personal=eq.personal.LGFedAvg("weight")),
@@ -100,14 +109,17 @@ def test_a_federation_keeps_rounds_of_a_client_apart(tmp_path):
     assert all(cohorts[t].isdisjoint(cohorts[t + 1] | cohorts[t + 2]) for t in range(7)), cohorts
 
 
-def test_a_killed_server_goes_on_with_the_rows_of_its_nodes(tmp_path):
-    data, algorithm = some_data(), KEEPS["SCAFFOLD"]
+@pytest.mark.parametrize("name", ["SCAFFOLD", "FedDyn", "client momentum", "FedPer", "GroupDRO"])
+def test_a_killed_server_goes_on_with_the_rows_of_its_nodes(name, tmp_path):
+    data, algorithm = some_data(), KEEPS[name]
     wanted, _ = run(algorithm, data, rounds=5)
     grid = federation(data, softmax, keep=tmp_path / "nodes")
     killed_after(3, algorithm, data, grid, rounds=5, folder=tmp_path / "run")
     grid.new_run()
     found, _ = run(algorithm, data, grid, rounds=5, folder=tmp_path / "run")
     assert torch.equal(found.params, wanted.params)
+    if algorithm.personal is not None:
+        assert torch.equal(found.clients.personal_loss, wanted.clients.personal_loss)
 
 
 def test_a_node_without_its_row_says_so_and_begins_anew(tmp_path):
@@ -122,6 +134,25 @@ def test_a_node_without_its_row_says_so_and_begins_anew(tmp_path):
 def test_group_sums_are_refused_over_a_network():
     with pytest.raises(IncompatibleParts, match="which nodes do not make"):
         run(eq.Algorithm(risk=GROUPS, privacy=SECURE), some_data(), rounds=1)
+
+
+SPLIT = {"solver": SGD(batch_size=4), "personal": eq.personal.FedPer("bias")}
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"sampler": eq.sampling.FedBuff(2)}, "simulates a clock"),
+        (SPLIT | {"risk": eq.risk.Superquantile(0.5)}, "not asked for over a network"),
+        (SPLIT | {"privacy": SECURE}, "not summed securely"),
+        ({"solver": SGD(), "personal": eq.personal.PFedMe(2.0, 3), "privacy": SECURE}, "not summed securely"),
+        ({"aggregator": eq.aggregators.CentredClipping(0.1, 1), "privacy": SECURE}, "nodes are not told"),
+    ],
+    ids=["FedBuff", "split, tail", "split, secure", "pFedMe, secure", "centred clipping, secure"],
+)
+def test_what_goes_together_in_a_simulation_alone_is_refused(parts, words):
+    with pytest.raises(IncompatibleParts, match=words):
+        run(eq.Algorithm(**parts), some_data(), rounds=1)
 
 
 def test_a_clip_in_units_of_an_unknown_length_is_refused():

@@ -16,6 +16,7 @@ import equipoise as eq
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
 from equipoise.models import language
 from equipoise.models.adapters import lora_pairs, trains_lora_a
+from equipoise.runs.checkpoint import Checkpoints
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "engines"))
@@ -91,6 +92,41 @@ def test_differential_privacy_freezes_a_unless_told_otherwise():
     assert not torch.equal(*values(model, "mix.a"), *values(both.model, "mix.a"))
     plain = eq.train(model, data, **options)
     assert not torch.equal(*values(model, "mix.a"), *values(plain.model, "mix.a"))
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_noise_falls_on_what_is_trained_alone(engine):
+    # B of both adapters, 2 · 16 + 2 · 256 = D numbers. Updates are almost 0, so that the model moves by the noise of a sum over
+    # 4 clients: ‖·‖ = z · clip · √D/4, here with a spread of 1/√(2D) = 3 %.
+    model, width, z, clip = eq.models.freeze_lora_a(Decoder()), 2 * (16 + 256), 3.0, 0.5
+    noisy = eq.Algorithm(
+        solver=eq.solvers.SGD(lr=1e-12), sampler=eq.sampling.Full(),
+        privacy=eq.privacy.GaussianMechanism(clip=clip, noise_multiplier=z),
+    )  # fmt: skip
+    result = eq.train(model, text_data(), noisy, rounds=1, engine=engine, progress=False)
+    assert len(result.params) == width
+    assert float(result.params.norm()) == pytest.approx(z * clip * width**0.5 / 4, rel=0.15)  # B begins at 0
+    still = ["embedding.weight", "mix.a", "mix.base.weight", "out.a", "out.base.weight"]
+    for before, after in zip(values(model, *still), values(result.model, *still), strict=True):
+        assert torch.equal(before, after)
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+def test_adapters_with_a_frozen_agree_on_both_engines_and_resume(tmp_path):
+    model, data, options = Decoder().double(), text_data(), {"clients_per_round": 3, "progress": False}
+    algorithm = eq.Algorithm(privacy=eq.privacy.GaussianMechanism(clip=0.5, noise_multiplier=0.5))
+    one, other = (eq.train(model, data, algorithm, rounds=4, engine=e, **options).params for e in ("loop", "simulator"))
+    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+    class Stop(eq.types.Observer):
+        def on_round(self, report):
+            if report.round == 2:
+                raise KeyboardInterrupt
+
+    saving = {"rounds": 4, "checkpoint": Checkpoints(tmp_path / "run.ckpt", every=1)}
+    with pytest.raises(KeyboardInterrupt):
+        eq.train(model, data, algorithm, observers=[Stop()], **saving, **options)
+    assert torch.equal(eq.train(model, data, algorithm, **saving, **options).params, other)
 
 
 def test_pairs_are_found_by_name_and_shape():

@@ -73,6 +73,42 @@ def test_shared_and_kept_numbers_by_hand():
     assert result.model.b.tolist() == [0.0]  # the server's own never moves
 
 
+def two_clients(first, second):
+    """Clients with (x, y) each, in double precision."""
+    rows = [torch.tensor([row], dtype=torch.float64) for row in (first, second)]
+    return eq.FederatedData(eq.ClientSet.pack([(str(k), row, torch.zeros(1)) for k, row in enumerate(rows)]))
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"privacy": eq.privacy.GaussianMechanism(clip=1.0, noise_multiplier=0.0)},
+        {"aggregator": eq.aggregators.NormClip(1.0)},
+    ],
+    ids=["noise", "clipping"],
+)
+def test_clipping_sees_shared_numbers_alone(part, engine):
+    # x = 8 and y = 6, one step of rate ½ from 0: a moves by 4, clipped to 1, and b, which is kept, by 3. By the norm of both,
+    # which is 5, a would move by 4/5.
+    solver = eq.solvers.SGD(lr=0.5, batch_size=None, steps=1)
+    algorithm = eq.Algorithm(personal=Split("b"), solver=solver, sampler=eq.sampling.Full(), weights="uniform", **part)
+    result = eq.train(TwoNumbers(), two_clients((8.0, 6.0), (8.0, 6.0)), algorithm, rounds=1, engine=engine, progress=False)
+    assert result.personal.params(["0", "1"]).tolist() == [[1.0, 3.0]] * 2
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_robust_rules_compare_shared_numbers_alone(engine):
+    # x = (2, 8) and y = (20, 0): a moves by 1 and 4, b by 10 and 0. The largest norm is the second's, which is left out; with b
+    # it would be the first's, and a = 4.
+    solver = eq.solvers.SGD(lr=0.5, batch_size=None, steps=1)
+    algorithm = eq.Algorithm(
+        personal=Split("b"), solver=solver, aggregator=eq.aggregators.KNorm(1), sampler=eq.sampling.Full(), weights="uniform"
+    )
+    result = eq.train(TwoNumbers(), two_clients((2.0, 20.0), (8.0, 0.0)), algorithm, rounds=1, engine=engine, progress=False)
+    assert result.personal.params(["0", "1"]).tolist() == [[1.0, 10.0], [1.0, 0.0]]
+
+
 class Sum(TwoNumbers):
     """F = ½(a + b − x)² on the one example x."""
 
@@ -271,6 +307,36 @@ def test_statistics_that_clients_keep_agree_in_loop_and_simulator_and_resume(tmp
     means = [loop.personal.model(name).body[1].running_mean for name in ids]
     assert sum(bool((mean != 0).any()) for mean in means) >= 4  # of those that were drawn
     assert len({tuple(mean.tolist()) for mean in means}) >= 4  # each its own
+
+
+NO_CLIP = {"privacy": eq.privacy.GaussianMechanism(clip=1e6, noise_multiplier=0.0)}
+
+
+@pytest.mark.parametrize("parts", [NO_CLIP, {"aggregator": eq.aggregators.TrimmedMean(0.0)}], ids=["noise", "robust"])
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_statistics_that_never_leave_clients_need_no_protection(engine, parts):
+    # Without noise and clipping, and with nothing trimmed, runs are the plain ones.
+    data, net = clients(torch.float64, examples=16), seeded(norm=nn.BatchNorm1d(5)).double()
+    solver, runs = eq.solvers.SGD(lr=0.1, batch_size=3), []
+    for more in ({}, parts):
+        algorithm = eq.Algorithm(personal=FedBN(), solver=solver, sampler=eq.sampling.Full(), weights="uniform", **more)
+        runs.append(eq.train(net, data, algorithm, rounds=3, engine=engine, progress=False))
+    plain, protected = runs
+    torch.testing.assert_close(protected.params, plain.params, rtol=1e-9, atol=1e-12)
+    ids = plain.personal.ids
+    torch.testing.assert_close(protected.personal.params(ids), plain.personal.params(ids), rtol=1e-9, atol=1e-12)
+    for name in ids:
+        one, two = (result.personal.model(name).body[1] for result in runs)
+        torch.testing.assert_close(one.running_mean, two.running_mean)
+        assert bool((two.running_mean != 0).any())
+    assert torch.equal(protected.model.body[1].running_mean, torch.zeros(5).double())  # the server has none
+
+
+def test_noise_and_robust_rules_refuse_statistics_that_are_shared():
+    data, net = clients(examples=16), seeded(norm=nn.BatchNorm1d(5))
+    for parts in (NO_CLIP, {"aggregator": eq.aggregators.Median()}):
+        with pytest.raises(IncompatibleParts, match=r"neither keeps nor averages(.|\n)*statistics"):
+            eq.train(net, data, eq.Algorithm(personal=FedPer("head"), **parts), rounds=1, clients_per_round=4, progress=False)
 
 
 @pytest.mark.parametrize("engine", ["loop", "simulator"])

@@ -48,6 +48,29 @@ def test_an_absent_group_keeps_its_share():
     assert float(found.weights.sum()) == pytest.approx(0.8)
 
 
+@given(
+    st.lists(st.floats(0.01, 1.0), min_size=3, max_size=3),
+    st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 5), st.floats(0.1, 1)), min_size=1, max_size=6),
+    st.floats(0, 3),
+)
+def test_groups_that_are_there_share_what_they_had(before, cohort, step):
+    # Groups a, b and c, of which c, and perhaps a or b, has nobody in the cohort: those keep their shares.
+    before = tensor(*before) / sum(before)
+    names = tuple(f"{group}{k}" for k, (group, _, _) in enumerate(cohort))
+    losses, alpha = (tensor(*(row[place] for row in cohort)) for place in (1, 2))
+    risk, state = GroupDRO(step, lambda client: client[0]), GroupMixture(("a", "b", "c"), before.log())
+    found = risk(losses, alpha, clients=names, state=state)
+    after, had = shares(found.state), dict(zip("abc", before.tolist(), strict=True))
+    assert sum(after.values()) == pytest.approx(1.0)
+    here = {name[0] for name in names}
+    assert {g: after[g] for g in after if g not in here} == pytest.approx({g: had[g] for g in had if g not in here})
+    inside = {g: torch.tensor([name[0] == g for name in names]) for g in here}
+    raised = {g: had[g] * math.exp(step * float((alpha * losses)[m].sum() / alpha[m].sum())) for g, m in inside.items()}
+    for g, member in inside.items():  # q_g e^{step R_g}, normalised to what these groups had; then by α within the group
+        assert after[g] == pytest.approx(sum(had[h] for h in here) * raised[g] / sum(raised.values()))
+        torch.testing.assert_close(found.weights[member], after[g] * alpha[member] / alpha[member].sum())
+
+
 def test_a_group_that_nobody_knew_starts_with_the_mean_share():
     risk = GroupDRO(0.0, lambda client: client[0])
     first = risk(tensor(1, 1), tensor(0.5, 0.5), clients=("a1", "b1"))

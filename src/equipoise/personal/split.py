@@ -90,6 +90,7 @@ class Split:
     finetuning: int = 0  # epochs on the whole model at the end
 
     keeps_carried: ClassVar[bool] = True
+    withholds_carried: ClassVar[bool] = True  # `begin` refuses a run in which clients do not keep them all
     serves_all: ClassVar[bool] = True  # what a client keeps begins as all others' does, and noise does not touch it
 
     def __post_init__(self) -> None:

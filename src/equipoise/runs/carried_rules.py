@@ -17,9 +17,13 @@ def refuse_unfit_for_carried(task: Task, algorithm: Algorithm) -> None:
     if not task.carried.names:
         return
     name = f"{type(task.module).__name__} changes {task.carried.names[0]!r} in training"
-    if algorithm.private:
-        raise IncompatibleParts(f"{name}: such statistics of clients' examples would be released without noise.", f"{_CURE}.")
-    if not algorithm.aggregator.linear:
+    sent = not algorithm.traits.personal.withholds_carried
+    if algorithm.private and sent:
+        raise IncompatibleParts(
+            f"{name}: such statistics of clients' examples would be released without noise.",
+            f"{_CURE}, or personal.FedBN(), whose clients keep them.",
+        )
+    if not algorithm.aggregator.linear and sent:
         raise IncompatibleParts(
             f"{name}, and such statistics are averaged; {algorithm.aggregator!r} is no average, so that what it guards the "
             "parameters against would reach the model through them.",

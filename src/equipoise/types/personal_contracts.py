@@ -57,6 +57,7 @@ class PersonalTraits:
     solver: LocalSolver | None = None  # of the personal work, if it is not the algorithm's
     further_epochs: tuple[int, ...] = ()  # numbers of passes that clients train for, beside the solver's own
     keeps_carried: bool = field(default=False, metadata=OWN)  # whether a client's model may have carried values of its own
+    withholds_carried: bool = field(default=False, metadata=OWN)  # whether no carried value ever leaves its client
 
 
 class PersonalWork(Protocol):

@@ -89,17 +89,22 @@ class RemotePersonalWork:
         )
 
     def updates(self, state: PersonalState, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor | None:
-        """What clients send (K, D), for a method that has them send something else than the solver's work."""
+        """What clients send (K, D), for a method that has them send something else than the solver's work.
+
+        `params` may have carried values after the D parameters; these stay with the clients.
+        """
         if self.traits.updates is None or len(cohort) == 0:
             return None
+        dimension = self.context.task.layout.dimension
 
         def reading(answer: MessageContent) -> Tensor:
-            return answer.tensor("update", params.dtype, tuple(params.shape))
+            return answer.tensor("update", params.dtype, (dimension,))
 
         requests = self._requests(state, params, cohort, solver, send=True)
         answers = self.engine.ask("train.own", cohort, requests, reading)
         self.engine.require_some(cohort, answers)
-        return torch.stack([torch.full_like(params, math.nan) if update is None else update for update in answers])
+        lost = torch.full_like(params[:dimension], math.nan)
+        return torch.stack([lost if update is None else update for update in answers])
 
     def _requests(
         self, state: PersonalState, params: Tensor, cohort: Cohort, solver: LocalSolver, **more: Any
