@@ -130,13 +130,13 @@ SHELL = [page for page in PAGES if site_checks.shell_programs(page.read_text(enc
 @pytest.mark.docs
 @pytest.mark.parametrize("page", SHELL, ids=page_name)
 def test_python_in_shell_commands_runs(page, tmp_path, monkeypatch):
-    """In a folder such as a reader of the page has after a run: the page's own app, a model and the table of clients."""
+    """In a folder such as a reader has after a run: the app of operate-federation.md, a model and the table of clients."""
     text = page.read_text(encoding="utf-8")
     app = tmp_path / "app" / "my_federation"
     app.mkdir(parents=True)
     (tmp_path / "app" / "equipoise").symlink_to(ROOT / "src" / "equipoise")
     monkeypatch.chdir(app)
-    for block in blocks(page):  # the schema; then whole files: data.py and task.py
+    for block in blocks(ROOT / "docs" / "operate-federation.md"):  # the schema; then whole files: data.py and task.py
         if "Schema.fit(" in block:
             exec(compile(block, page.name, "exec"), {})  # noqa: S102
         for file, mark in (("data.py", "def load_data("), ("task.py", "def net(")):
