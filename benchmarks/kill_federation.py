@@ -40,7 +40,9 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--moments", type=int, default=45)
     asked.add_argument("--seed", type=int, default=0)
-    asked.add_argument("--processes", type=int, default=0, help="so many kills of real processes, in place of those in memory")
+    asked.add_argument(
+        "--processes", type=int, default=0, help="the number of kills of real processes, in place of those in memory"
+    )
     asked.add_argument("--evaluating", action="store_true", help="kill processes during the evaluation after the last round")
     options = asked.parse_args()
     logging.disable(logging.CRITICAL)

@@ -43,7 +43,7 @@ class Always(nn.Module):
         if self.blind:
             return rows + 0 * self.w
         scores = torch.zeros_like(rows)
-        scores[:, self.target] = 1.0
+        scores[:, self.target] = 2.0
         return scores + 0 * self.w
 
 
@@ -132,7 +132,7 @@ class SaysTargetWhereBright(nn.Module):
 
     def forward(self, x):
         bright = (x[:, 0, 0] > 0.5).to(x)
-        return torch.stack([1 - bright, bright, torch.zeros_like(bright)], 1) + 0 * self.w
+        return 2 * torch.stack([1 - bright, bright, torch.zeros_like(bright)], 1) + 0 * self.w
 
 
 def test_the_rate_of_a_blind_model_is_that_of_its_false_targets():

@@ -75,7 +75,7 @@ def test_no_block_of_code_is_left_out(page):
     from command_page import commands
 
     passed_on = {"flower node": {"--superlink", "--node-config"}}  # options of flower-supernode
-    assert site_checks.unexecuted_blocks(text) == []
+    assert site_checks.unexecuted_blocks(text) + site_checks.indented_code(text) == []
     assert site_checks.wrong_toml(text) + site_checks.unknown_commands(text, commands(), passed_on) == []
 
 
@@ -130,7 +130,7 @@ SHELL = [page for page in PAGES if site_checks.shell_programs(page.read_text(enc
 @pytest.mark.docs
 @pytest.mark.parametrize("page", SHELL, ids=page_name)
 def test_python_in_shell_commands_runs(page, tmp_path, monkeypatch):
-    """In a folder such as a reader has after a run: the app of operate-federation.md, a model and the table of clients."""
+    """In a folder such as a reader of the page has after a run: the guide's app, a model and the table of clients."""
     text = page.read_text(encoding="utf-8")
     app = tmp_path / "app" / "my_federation"
     app.mkdir(parents=True)
@@ -235,6 +235,15 @@ def test_complete_configurations_are_accepted(page, tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", [p for p in PAGES if p.name != "README.md"], ids=page_name)
 def test_a_page_says_whom_it_is_for_in_plain_words(page):
     assert site_checks.stumbling(page.read_text(encoding="utf-8")) == []
+
+
+BESIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+
+
+@pytest.mark.parametrize("page", [*BESIDE, *sorted((ROOT / "examples" / "gallery").glob("plot_*.py"))], ids=page_name)
+def test_text_beside_the_pages_has_no_riddles(page):
+    words = " ".join(page.read_text(encoding="utf-8").lower().split())
+    assert [riddle for riddle in site_checks.RIDDLES if re.search(rf"\b{riddle}\b", words)] == []
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=page_name)

@@ -86,6 +86,16 @@ def test_messages_end_in_their_code(make, code):
     assert len(WRITTEN.findall(str(caught.value))) == 1
 
 
+def test_no_class_writes_its_message_in_another_way():
+    """The base class puts the code at the end of every message."""
+    found = []
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and node.name in error_classes():
+                found += [node.name for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__str__"]
+    assert found == ["EquipoiseError"]
+
+
 def test_an_error_that_passes_another_on_keeps_its_code_at_the_end():
     with pytest.raises(IncompatibleParts) as caught:
         eq.Algorithm(risk=eq.risk.WorstCase())

@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+import time
 
 import pytest
 
@@ -194,6 +195,9 @@ def wandb_runs(folder):
 
 def test_wandb_holds_the_history_offline(ragged, offline):
     result = trained(ragged, tracking.WandB("tails", folder=offline, offline=True), name="FedAvg", seed=3)
+    deadline = time.monotonic() + 60  # another process writes the file, and on a busy machine it ends after `finish`
+    while (code := next(iter(wandb_runs(offline).values()))[0]) is None and time.monotonic() < deadline:
+        time.sleep(0.2)
     ((name, (code, rows)),) = wandb_runs(offline).items()
     assert (name, code) == ("FedAvg, seed 3", 0)
     losses = [row["round/loss"] for row in rows if "round/loss" in row]

@@ -74,7 +74,7 @@ COMMON: dict[str, dict[str, tuple[str, ...]]] = {
         "The engine that is checked, or on which the part is checked.": _TESTING,
     },
     "metrics": {"Further figures of each client by name: functions of (outputs, targets) of all its examples.": _JUDGE},
-    "evaluate_every": {"Evaluate all clients after every so many rounds, for the history (None: at the end only).": _TRAIN},
+    "evaluate_every": {"The number of rounds from one evaluation of all clients to the next (None: at the end only).": _TRAIN},
     "evaluate_clients": {"How many clients of each split are evaluated, a random sample (None: all).": _JUDGE},
     "observers": {"Objects that are told about the run while it goes on (`equipoise.observers`).": _TRAIN},
     "progress": {"Whether to show a bar (None: in a terminal).": (*_TRAIN, "equipoise.observers.*")},

@@ -1,5 +1,6 @@
 """Every public name of the library: what `equipoise` offers, and what each of its public modules offers."""
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -74,13 +75,19 @@ def _own_docstring(owner: type, name: str) -> str:
     return inspect.cleandoc(function.__doc__ or "")
 
 
+def _of_class(owner: type) -> str:
+    """The docstring that a class has itself: not that of a base, and not the signature that a dataclass gets without one."""
+    own = inspect.cleandoc(vars(owner).get("__doc__") or "")
+    return "" if dataclasses.is_dataclass(owner) and own.startswith(f"{owner.__name__}(") else own
+
+
 def docstrings() -> dict[str, str]:
     """The docstring of every public name, and of every method of a public class; empty where there is none."""
     found = {}
     for full in all_names():
         module, _, name = full.rpartition(".")
         value = getattr(importlib.import_module(module), name)
-        found[full] = inspect.getdoc(value) or ""
+        found[full] = _of_class(value) if inspect.isclass(value) else inspect.getdoc(value) or ""
         if inspect.isclass(value):
             found |= {f"{full}.{m}": _own_docstring(value, m) for m in public_methods(value)}
     return found

@@ -99,6 +99,15 @@ def unexecuted_blocks(text: str) -> list[str]:
     return found + (["a shell command with Python in it, which is not by itself in a block"] if run_in_shell else [])
 
 
+def indented_code(text: str) -> list[str]:
+    """Code that a page marks by four spaces, with its line: no check sees its language, its commands or its lines."""
+    from markdown_it import MarkdownIt
+
+    body = re.sub(r"\A---\n.*?^---$", lambda head: "\n" * head.group().count("\n"), text, flags=re.M | re.S)
+    return [f"line {token.map[0] + 1}: {token.content.strip().splitlines()[0][:80]}"
+            for token in MarkdownIt("commonmark").parse(body) if token.type == "code_block" and token.map]  # fmt: skip
+
+
 def shell_programs(text: str) -> list[str]:
     """Shell blocks that are one command with Python in it, by `python -c` or a here-document."""
     one = re.compile(r"(?:\w+=\S+ )*python3? (?:-c '[^']*'|- <<'(\w+)'\n.*\n\1)", flags=re.S)

@@ -5,8 +5,7 @@ The tail of a cohort, round by round
 In each round, Δ-FL trains only the clients with the largest losses of the cohort. The left picture shows how many these
 are. The right one shows their mean loss. The left picture follows Figure 16 of Laguel, Pillutla, Malick and Harchaoui,
 *Device Heterogeneity in Federated Learning: A Superquantile Approach*. Their clients hold handwritten characters, and
-these hold small
-pictures of digits.
+these hold small pictures of digits.
 """
 
 import matplotlib.pyplot as plt

@@ -3,10 +3,9 @@ How often is a new threshold needed?
 ====================================
 
 Δ-FL computes its threshold η in every round. `eta_every=10` keeps one threshold for ten rounds, which saves nine of ten
-quantiles. Under privacy each quantile has a cost. Losses fall during
-training, so fewer and fewer clients reach an old threshold. The question is that of Figure 17 of Laguel, Pillutla, Malick and
-Harchaoui, *Device Heterogeneity in Federated Learning: A Superquantile Approach*, here
-on synthetic clients with one seed.
+quantiles. Under privacy each quantile has a cost. Losses fall during training, so fewer and fewer clients reach an old
+threshold. The question is that of Figure 17 of Laguel, Pillutla, Malick and Harchaoui, *Device Heterogeneity in
+Federated Learning: A Superquantile Approach*, here on synthetic clients with one seed.
 """
 
 import matplotlib.pyplot as plt

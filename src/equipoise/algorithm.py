@@ -174,7 +174,7 @@ class Algorithm:
 
     @cached_property
     def drawn_by(self) -> Sampler:
-        """Who draws the cohorts: `sampler`, or what is usual without one."""
+        """The sampler that draws the cohorts: `sampler`, or the default if that is None."""
         return self.sampler or (sampling.Poisson() if self.private else sampling.Uniform())
 
     @cached_property

@@ -49,8 +49,9 @@ def conformal_threshold(scores: Tensor, miss: float, clients: int = 1) -> float:
 class ConformalSets:
     """How conformal sets of a model fare, client by client: the share of covered test examples and the mean set size.
 
-    No single client is promised a coverage of 1 − `miss`, unless each has a threshold of its own (`per_client`). `slack` is one
-    standard deviation of a client's coverage if its true coverage is 1 − `miss`. Iterating gives dictionaries.
+    A single client has no guarantee of a coverage of 1 − `miss`, unless each client has its own threshold (`per_client`).
+    `slack` is one standard deviation of a client's coverage if its true coverage is 1 − `miss`. Iterating gives
+    dictionaries.
     """
 
     miss: float
@@ -101,10 +102,10 @@ class ConformalSets:
 
 
 def threshold_by_sums(scores: Tensor, miss: float, clients: int, quantile: QuantileSource) -> float:
-    """`conformal_threshold` of scores that nobody sees one by one, rounded up to the edge of a bin: it covers no less.
+    """`conformal_threshold` from sums over scores, rounded up to the edge of a bin, so that the coverage is not lower.
 
-    `quantile` is a privacy.SecureHistogram, or a privacy.PrivateQuantile with its noise, whose bound is at least 1, as large as
-    a score may be. Every score counts for itself: what the noise protects is one example, not all of a client's.
+    `quantile` is a privacy.SecureHistogram, or a privacy.PrivateQuantile with its noise, whose bound is at least 1, as
+    large as a score may be. Every score counts by itself: the noise protects one example, and not all examples of a client.
 
     `scores` (N,) are those of `conformal_threshold`.
 
@@ -143,10 +144,11 @@ def conformal_sets(
 ) -> ConformalSets:
     """Sets of classes with the scores 1 − p_y below a threshold, calibrated on validation examples and judged on test examples.
 
-    `miss` is ζ. The validation examples of clients that also have test examples calibrate; choose nothing else by them, or
-    the measured coverage is too high. With `per_client` each client has a threshold of its own, the ⌈(1 − ζ)(n_k + 1)⌉-th
-    smallest; one with fewer than (1 − ζ)/ζ validation examples gets every class. `quantile` finds the common threshold by
-    secure sums (privacy.SecureHistogram), or with noise (privacy.PrivateQuantile): see `threshold_by_sums`.
+    `miss` is ζ. The validation examples of clients that also have test examples calibrate the threshold. Do not choose
+    anything else by these examples, or the measured coverage is too high. With `per_client` each client has a threshold of
+    its own, the ⌈(1 − ζ)(n_k + 1)⌉-th smallest; one with fewer than (1 − ζ)/ζ validation examples gets every class.
+    `quantile` finds the common threshold by secure sums (privacy.SecureHistogram), or with noise (privacy.PrivateQuantile):
+    see `threshold_by_sums`.
 
     Source: Lu et al. 2023 (arXiv 2305.17564).
     """

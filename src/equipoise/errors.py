@@ -100,7 +100,7 @@ def brief(value: Any) -> str:
 
 
 class IncompatibleParts(EquipoiseError, ValueError):
-    """Parts of an algorithm that are each fine but wrong together."""
+    """Parts of an algorithm that do not go together, although each part alone is right."""
 
     def __init__(self, reason: str, fix: str) -> None:
         self.reason, self.fix = reason, fix
@@ -108,11 +108,11 @@ class IncompatibleParts(EquipoiseError, ValueError):
 
 
 class InvalidData(EquipoiseError, ValueError):
-    """Data that cannot be used: says where (file, client, row) and why."""
+    """Data cannot be used; the message says where (file, client, row) and why."""
 
 
 class ConfigError(EquipoiseError, ValueError):
-    """A configuration file that does not say what it must."""
+    """A configuration file has a wrong or missing section, key or value."""
 
 
 class Diverged(EquipoiseError, RuntimeError):
@@ -146,7 +146,7 @@ class CheckpointError(EquipoiseError):
 
 
 class ObserverFailed(EquipoiseError, RuntimeError):
-    """An observer raised; its name is in the message, the original error is the cause."""
+    """An observer raised an error; the message names the observer, and the cause is the original error."""
 
 
 class EquipoiseNotice(UserWarning):
@@ -242,7 +242,7 @@ def require(condition: bool, parameter: str, rule: str, value: object, fix: str 
 
 
 def require_kind(parameter: str, kind: str, value: object) -> None:
-    """Raise InvalidParameter if the value is a part of the library of another kind; parts of the user's own may be of any.
+    """Raise InvalidParameter if the value is a part of the library of another kind. Parts of the user's own may be of any kind.
 
     `kind` is the kind that is needed, such as "risk" or "solver".
 
@@ -315,7 +315,7 @@ def require_integer(parameter: str, value: Any, least: int, most: int | None = N
 
 
 def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> str:
-    """The text for a name nobody knows: what it was, the nearest known one, and all that are allowed.
+    """The text for an unknown name: the name, the nearest known name, and all allowed names.
 
     `kind` says what the name is of, such as "model".
 

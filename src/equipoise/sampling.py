@@ -181,9 +181,9 @@ class Availability:
     A day is `day` rounds. Client k is available from (1 − `aligned`) · U_k · day on, U_k uniform in [0, 1), for `share` ·
     day times a uniform factor in [0.5, 1.5], at most the whole day, around midnight where need be. `aligned` = 0 spreads
     the clients around the clock, as time zones do; 1 makes all of them available at the same hour. `schedule` is the seed
-    of these windows and belongs to the population: runs with other seeds meet the same clients at the same hours. A window
-    so short that it falls between two rounds is never met. Inclusion, min(1, m / number there), is exact given the
-    schedule.
+    of these windows and belongs to the population: runs with other seeds meet the same clients at the same hours. If a
+    window is so short that it falls between two rounds, no round meets it. Inclusion, min(1, m / number there), is exact
+    given the schedule.
 
     Source: ours. Pillutla et al. 2023 remark that few clients may be available at some times of the day. Δ-FL needs m/θ clients
     to train m.
@@ -232,7 +232,8 @@ class MinSeparation:
 
     Clients are dealt out at random into `rounds` groups of equal size (± 1), by the seed; round t draws m clients of group
     t mod `rounds`, uniformly and without replacement. So in T rounds nobody takes part more than ⌈T/`rounds`⌉ times. This
-    holds in every run, and not only on average. Noise that is correlated over rounds (privacy.correlated_noise) depends on it.
+    holds in every run, and not only on average. Noise that is correlated over rounds (privacy.correlated_noise) needs this
+    bound.
 
     Source: Choquette-Choo et al. 2023 (arXiv 2306.08153), cyclic participation.
 
@@ -305,10 +306,11 @@ class FedBuff:
     alone, such as `Tilted`: its weight at the model that it began with takes the place of α_k. Risks that rank losses,
     personal models and parts with a memory of clients or rounds are refused.
 
-    With `apart` b a client that contributed to step s begins again at version s + b or later, so that its contributions are at
-    least b steps apart; fewer than `clients_per_round` may then be at work, and b · `buffer` clients are needed. This promise
-    is what `privacy.DPFTRL` asks for: arrivals are no random sample, and each step is divided by `buffer`, with updates
-    multiplied by (1 + s)^(−½) before they are clipped. ε takes it as known who comes when. Other noise is refused.
+    With `apart` b a client that contributed to step s begins again at version s + b or later, so that its contributions are
+    at least b steps apart; fewer than `clients_per_round` may then be at work, and b · `buffer` clients are needed. This
+    promise is what `privacy.DPFTRL` needs, because arrivals are not a random sample. Each sum is divided by `buffer`, and
+    updates are multiplied by (1 + s)^(−½) before they are clipped. ε holds against an observer who knows who works when.
+    Other noise is refused.
 
     Source: Nguyen et al. 2022 (FedBuff, arXiv 2106.06639). Some published code scales the factor to 1 at staleness 1.
 

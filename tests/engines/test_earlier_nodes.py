@@ -17,6 +17,7 @@ import equipoise as eq
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.transport.part_messages import ADDED, pack_part
 from equipoise.experiment import catalog
+from equipoise.experiment.part_config import PartConfig, as_config
 
 BEFORE = json.loads(Path(__file__).with_name("parts_before.json").read_text())  # parts and parameters of commit ad1fb4b
 NEEDS_THIS_VERSION = {
@@ -37,7 +38,8 @@ def with_an_earlier_node():
 def test_parameters_that_are_new_are_left_out_at_their_defaults(kind):
     """Or a node that does not know them refuses every message, as it did for SGD's dampening."""
     for name, known in BEFORE[kind].items():
-        new = {p.name: p.default for p in catalog.part(kind, name).parameters.values() if p.name not in known}
+        added = {p.name: as_config(p.default, p) for p in catalog.part(kind, name).parameters.values() if p.name not in known}
+        new = {key: value for key, value in PartConfig(kind, name, added).table().items() if key != "name"}  # as they travel
         assert new == ADDED.get(name, {}), f"{kind}.{name}: write the new parameters into ADDED of part_messages.py"
 
 

@@ -252,10 +252,10 @@ class AgainstAttackers(RobustAggregator):
 
 @dataclass(frozen=True)
 class Krum(AgainstAttackers):
-    """The one update with the nearest neighbours: least Σ ‖u_k − u_j‖² over its K − f − 2 nearest others.
+    """The update with the nearest neighbours, by the sum Σ ‖u_k − u_j‖² over its K − f − 2 nearest others.
 
-    Needs K ≥ 2f + 3 clients with a weight in every round; weights otherwise play no part. It is within √(K − f − 2) honest
-    diameters of an honest update.
+    It needs K ≥ 2f + 3 clients with a positive weight in every round. It does not use the weights otherwise. The result is
+    within √(K − f − 2) honest diameters of an honest update.
 
     Source: Blanchard et al. 2017; Li 2023 (thesis), chapter 5. The published code counts the client itself as a neighbour.
 
@@ -367,7 +367,8 @@ class KNorm(AgainstAttackers):
 class KLoss(AgainstAttackers):
     """The update of the client with the (k + 1)-th largest reported loss.
 
-    It trusts what clients report: an attacker who reports a small loss is never cut. It needs every round's losses.
+    It trusts the reported losses: an attacker who reports a small loss is never removed. It needs the losses of every
+    round.
 
     k is `malicious`.
 

@@ -48,7 +48,7 @@ class ALIE:
     """A little is enough: every attacker sends μ − z s, of mean μ and deviation s of the round's honest updates.
 
     `factor` is z; None is Φ⁻¹((K − f − q)/(K − f)), q = ⌊K/2⌋ + 1 − f, at least 0, for f attackers among K clients. It is 0
-    where few attack: 1 of 10, say; then give a factor such as 1.5.
+    if few clients attack, such as 1 of 10. Then give a factor such as 1.5.
 
     Source: Baruch, Baruch, Goldberg 2019 (arXiv 1902.06156).
 

@@ -30,7 +30,7 @@ from equipoise.types import Aggregator, Attack, Cohort, LocalWork
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """What malicious clients would send after honest work, and what else an attack on updates may use.
+    """The updates that malicious clients would send after honest work, and what else an attack on updates may use.
 
     >>> sent = Sent(torch.tensor([[1.0, -2.0]]), keys=torch.tensor([0]), cohort=10)
     >>> len(sent.updates), sent.cohort, sent.honest  # one malicious client in a round of ten

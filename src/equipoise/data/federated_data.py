@@ -90,7 +90,7 @@ class FederatedData:
         return any(labels is not None and labels.ignored for labels in ranges)
 
     def may_pad_further(self, rows: Tensor) -> bool:
-        """Whether, in every leaf of sequences, some split has a longer one than a batch of these training rows is padded to."""
+        """Whether a split has, in every leaf, longer sequences than a batch of these training rows is padded to."""
         parts = [[leaf for leaf in (*leaves(c.x), *leaves(c.y)) if isinstance(leaf, Ragged)] for c in self.splits.values()]
         return all(max(leaf.longest for leaf in each) > each[0].width(rows) for each in zip(*parts, strict=True))
 
@@ -106,8 +106,8 @@ class FederatedData:
     def with_attributes(self, attributes: Mapping[str, Mapping[str, Any]]) -> FederatedData:
         """The data with attributes of clients, {name: {client id: value}}: tables and reports then show subgroups by them.
 
-        Attributes of which no client has a value are refused. A notice tells of ids that no client has, and of clients without
-        a value.
+        Attributes of which no client has a value are refused. A notice names ids that no client has, and clients without a
+        value.
         """
         given = checked_attributes(attributes)
         known = dict.fromkeys(client for clients in self.splits.values() for client in clients.ids)

@@ -41,12 +41,12 @@ def synthetic(
 ) -> FederatedData:
     """Synthetic(α, β): a linear classifier and an input law of its own for each client, split inside clients.
 
-    For client k: u_k ~ N(0, α²), W_k and b_k have entries N(u_k, 1), B_k ~ N(0, β²), v_k has entries N(B_k, 1); x ~ N(v_k, Σ)
-    with Σ_jj = j^(−1.2), y = argmax(W_k x + b_k), and n_k = ⌊exp(N(4, 2²))⌋ + 50 examples. β sets how much the inputs differ. α
-    was meant to do so for the models, but u_k adds u_k (Σ_j x_j + 1) to the score of every class alike, so that labels do not
-    depend on α; models differ between clients also at α = 0. It is kept for the name. α and β are standard deviations, as in
-    the published code; the text reads as if they were variances (the same at 0 and 1). With `iid=True` α and β are unused: one
-    W, b with entries N(0, 1) for all, and x ~ N(0, Σ).
+    For client k: u_k ~ N(0, α²), W_k and b_k have entries N(u_k, 1), B_k ~ N(0, β²), v_k has entries N(B_k, 1); x ~ N(v_k,
+    Σ) with Σ_jj = j^(−1.2), y = argmax(W_k x + b_k), and n_k = ⌊exp(N(4, 2²))⌋ + 50 examples. β sets how much the inputs
+    differ. α should set how much the models differ, but u_k adds u_k (Σ_j x_j + 1) to the score of every class, so labels
+    do not depend on α. Models differ between clients at α = 0, too. The parameter exists because the name of the data
+    contains it. α and β are standard deviations, as in the published code. The text reads as if they were variances, which
+    is the same at 0 and 1. With `iid=True` α and β are unused: one W, b with entries N(0, 1) for all, and x ~ N(0, Σ).
 
     `alpha` is α and `beta` β. `clients`, `features` and `classes` are numbers of them. `validation` and `test` are the shares
     of each client's examples that are set aside. `seed` decides all draws. `iid` gives all clients one law.
@@ -98,15 +98,16 @@ def label_shift(
     law of that class, which is the same for all clients. Test clients hold almost a single class each.
 
     The class laws are those of scikit-learn's `make_classification(n_features=20, n_informative=15, n_redundant=2,
-    n_classes=10, n_clusters_per_class=1, class_sep=5.0, hypercube=False)`, see `equipoise.data.class_law.ClassLaw`. The paper's
-    text says covariance I, but that function gives each class its own random covariance, and the published call is what made
-    the data; so it is followed here. Its default `flip_y=0.01` too: an input comes from a uniformly random class with
-    probability 0.01 instead of its label's. (Given the label, that is the law of `make_classification`'s examples, and the
-    labels of client i still follow q_i.) Shift and scale are off in that function's defaults.
+    n_classes=10, n_clusters_per_class=1, class_sep=5.0, hypercube=False)`, see `equipoise.data.class_law.ClassLaw`. The
+    paper's text says covariance I, but that function gives each class its own random covariance. The published call made
+    the data, so this function follows the call. It also follows the default `flip_y=0.01`: with probability 0.01 an input
+    comes from a uniformly random class instead of its label's class. (Given the label, `make_classification` draws examples
+    in the same way, and the labels of client i still follow q_i.) Inputs are not shifted or scaled, as in the defaults of
+    `make_classification`.
 
-    `geometry` "published" takes the class laws of the published call (random_state=2345), and `seed` draws clients and their
-    examples. "seeded" draws the class laws from `seed` too; their difficulty then varies much between seeds. Examples are fresh
-    draws, instead of a sample of a pool of 500,000.
+    `geometry` "published" takes the class laws of the published call (random_state=2345), and `seed` draws clients and
+    their examples. "seeded" draws the class laws from `seed`, too. Their difficulty then varies much between seeds.
+    Examples are drawn afresh, and not from a pool of 500,000 as in the paper.
 
     `train_clients`, `validation_clients` and `test_clients` are numbers of clients. `train_concentration` and
     `test_concentration` are the parameters of the Dirichlet laws of label proportions; `test_concentration` is also that of

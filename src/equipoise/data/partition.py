@@ -75,7 +75,7 @@ def _sorted_rows(owned: list[_Indices]) -> list[Tensor]:
 
 
 def iid(labels: Tensor, clients: int, *, seed: int = 0, allow_empty: bool = False) -> list[Tensor]:
-    """Equal shares (to within one example) of a random order: every client sees the same law.
+    """Equal shares of a random order (to within one example): all clients have the same distribution.
 
     `labels` (N,) are the examples' classes, `clients` is the number of clients, and `seed` decides the draw. `allow_empty`
     permits clients without examples. Returns the row numbers of each client, a sorted int64 tensor.

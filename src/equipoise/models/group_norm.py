@@ -18,10 +18,10 @@ GROUPS = 32  # at most: as many as divide the channels, too
 def with_group_norm(model: nn.Module) -> nn.Module:
     """A copy of a model with GroupNorm in place of every BatchNorm; a notice says which layers were replaced, and by what.
 
-    C channels are normalised in gcd(32, C) groups. BatchNorm1d, whose examples may have one value per channel, gets one group:
-    a group of one or two values would say next to nothing. Scale and shift are copied, running statistics are dropped, so that
-    a trained model must be trained further. InstanceNorm with running statistics becomes GroupNorm with C groups, which is the
-    same in training. The given model is not changed.
+    C channels are normalised in gcd(32, C) groups. BatchNorm1d, whose examples may have one value per channel, gets one
+    group: a group of one or two values would carry almost no information. Scale and shift are copied, running statistics
+    are dropped, so that a trained model must be trained further. InstanceNorm with running statistics becomes GroupNorm
+    with C groups, which is the same in training. The given model is not changed.
 
     Source: Wu, He 2018 (group normalisation, 32 groups); Hsieh et al. 2020 (in place of BatchNorm in federated learning).
 

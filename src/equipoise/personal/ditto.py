@@ -140,7 +140,7 @@ class Ditto:
         return tuple(dict.fromkeys((self.strength, *self.choices)))
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse, in `algorithm`, a solver that makes no personal model, or steps that leap over the shared model."""
+        """Refuse, in `algorithm`, a solver that makes no personal model, or steps that overshoot the shared model."""
         refuse_unfit_solver(self, algorithm)
         refuse_leaps(own_solver(self.solver, algorithm.solver), max(self.strengths), "shared")
 
@@ -270,8 +270,9 @@ class L2SGD(TrainsOwnModels):
 
     `strength` is λ. The published method needs all clients now and then; as in the comparison with Ditto, the clients of a
     cohort take steps v ← v − η(∇F_k(v) + λ(v − m)) at the current m, and the server keeps m up to date. The shared model is
-    trained beside it and takes no part. Clients that were never drawn count in m with the model that all begin with. A client
-    sends how far its model has moved; an attack on updates changes what is sent, and its own model stays honest.
+    trained, too, and has no effect on these models. A client that was never drawn counts in m with its initial model. A
+    client sends the change of its model. An attack on updates changes what the client sends, and its own model stays
+    honest.
 
     Source: Li 2023 (thesis), section 5.6.2; Hanzely, Richtárik 2020.
 
@@ -295,7 +296,7 @@ class L2SGD(TrainsOwnModels):
         require_number("strength", self.strength, "[0, ∞)")
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse, in `algorithm`, a solver that makes no personal model, or steps that leap over the mean model."""
+        """Refuse, in `algorithm`, a solver that makes no personal model, or steps that overshoot the mean model."""
         super().check(algorithm)
         refuse_leaps(own_solver(self.solver, algorithm.solver), self.strength, "mean")
 

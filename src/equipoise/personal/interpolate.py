@@ -263,11 +263,11 @@ class APFL(_MixesModels):
     """A client's model is u = α v + (1 − α) w, where v and α are its own and learned beside the shared w.
 
     In a round a client takes the local steps w_k ← w_k − η∇F_k(w_k) of the shared model from w^t and, on the same batches,
-    v ← v − ηα∇F_k(u) with u = α v + (1 − α) w_k. α starts at `mix` and is learned once per round, before these steps, by the
-    gradient over all of the client's examples: α ← α − η_α⟨v − w^t, ∇F_k(u)⟩, cut to [0, 1]. `mix_lr` is η_α (None: the
-    solver's rate; 0 keeps α as it is). At α = 0 v does not move, at 1 it is trained on the client's data alone. A client is
-    served u with the current w. The steps of w_k are taken twice, here and for what is sent: a round costs three times the
-    gradients of one without.
+    v ← v − ηα∇F_k(u) with u = α v + (1 − α) w_k. α starts at `mix` and is learned once per round, before these steps, by
+    the gradient over all of the client's examples: α ← α − η_α⟨v − w^t, ∇F_k(u)⟩, cut to [0, 1]. `mix_lr` is η_α (None: the
+    solver's rate; 0 keeps α as it is). At α = 0 v does not move, at 1 it is trained on the client's data alone. A client
+    gets u with the current w. The steps of w_k are computed twice, here and for the update that the client sends, so a
+    round needs three times as many gradients as a round without APFL.
 
     Source: Deng, Kamani, Mahdavi 2020 (Algorithm 1 and learning of α); Li 2023 (thesis), sections 5.3.4 and 5.6.2.
 

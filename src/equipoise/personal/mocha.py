@@ -117,7 +117,7 @@ class Mocha(TrainsOwnModels):
         super().__post_init__()
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse, in `algorithm`, samplers that leave clients out, and steps that may leap over what pulls."""
+        """Refuse, in `algorithm`, samplers that leave clients out, and steps that may overshoot the point that pulls them."""
         if not algorithm.traits.sampler.everyone:
             raise IncompatibleParts(
                 f"{self!r} relates every client to every other in each round, but {algorithm.drawn_by!r} leaves clients out.",

@@ -83,7 +83,7 @@ class PersonalRun:
         return PersonalState(self.rows.write(state.places, cohort.clients, after), shared)
 
     def losses(self, state: PersonalState, params: Tensor, cohort: Cohort) -> Tensor | None:
-        """The losses (K,) that the risk sees, if the method has it see others than the shared model's."""
+        """The losses (K,) that the risk sees, if they are not those of the shared model."""
         losses = self._traits.losses
         if losses is None or len(cohort) == 0:
             return None
@@ -91,7 +91,7 @@ class PersonalRun:
         return losses(self.context, params, cohort, rows)
 
     def updates(self, state: PersonalState, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor | None:
-        """What clients send (K, D), if the method has them send anything but the update of the solver's work."""
+        """What clients send (K, D), if it is not the update of the solver's work."""
         updates = self._traits.updates
         if updates is None or len(cohort) == 0:
             return None

@@ -83,9 +83,9 @@ class PFedMe:
     solver, a plain SGD, gives η, batches and epochs; server_opt.SGD(β) is the published mixing. θ is kept from batch to
     batch.
 
-    A client is served θ_k as of the final w: K passes over all of its data from w, at the rate r, pulled to w by λ; also a
-    client that was never drawn. Nothing is kept between rounds. A small λ trains alone, a large one serves the shared model.
-    The risk sees the losses of the shared model. There is no hidden weight decay.
+    Every client, also one that was never drawn, gets θ_k of the final w: K passes over all of its data from w, at the rate
+    r, pulled to w by λ. Clients keep nothing between rounds. With a small λ a client trains alone; with a large λ it gets
+    the shared model. The risk sees the losses of the shared model. There is no hidden weight decay.
 
     Source: T Dinh, Tran, Nguyen 2020 (pFedMe). The published code evaluates y in place of θ.
 
@@ -111,7 +111,7 @@ class PFedMe:
         require_number("lr", self.lr, "(0, ∞)", none="the algorithm's rate")
 
     def check(self, algorithm: Algorithm) -> None:
-        """Refuse, in `algorithm`, solvers other than plain SGD, and steps that leap over the point that they are pulled to."""
+        """Refuse, in `algorithm`, solvers other than plain SGD, and steps that overshoot the point that pulls them."""
         solver = algorithm.solver
         if solver_traits(solver).sgd != SgdRule(0.0, 0.0, 0.0):
             raise IncompatibleParts(

@@ -43,10 +43,10 @@ class _HeldBack(FinetuningMethod):
 class EWC(_HeldBack):
     """Finetuning held back where the shared model is sure: min F_k(v) + (λ/2) Σ_i Fisher_ii (v_i − w_i)², from v = w.
 
-    `strength` is λ, `epochs` passes over a client's data by `solver` (None: as the algorithm's). Fisher_ii is the diagonal of
-    the client's empirical Fisher information at w, the mean over its training examples of the squared gradient of the loss.
-    That is information about the labels if the loss is minus their log-likelihood (cross-entropy, Logistic); with another
-    loss the same formula says how strongly the examples pull at each parameter, which is a scale and no more.
+    `strength` is λ. `solver` (None: the algorithm's) makes `epochs` passes over a client's data. Fisher_ii is the diagonal
+    of the client's empirical Fisher information at w, the mean over its training examples of the squared gradient of the
+    loss. If the loss is the negative log-likelihood of the labels (cross-entropy, Logistic), this is Fisher information.
+    With another loss the same formula only measures how strongly the examples pull at each parameter.
 
     Steps of length η cannot hold v by more than 1/η: where λ Fisher_ii is larger, the pull is 1/η, which brings v_i back to w_i
     at every step before it goes along the gradient.
@@ -145,9 +145,9 @@ class _PredictionPenalty:
 class SymmetrisedKL(_HeldBack):
     """Finetuning near the shared model's predictions: min F_k(v) + (λ/2)(KL(f(v)‖f(w)) + KL(f(w)‖f(v))), from v = w.
 
-    f are the softmax probabilities of the client's training examples, so that only classification by cross-entropy has them;
-    `strength` is λ, and `epochs` passes over a client's data are taken by `solver` (None: as the algorithm's). Near w the term
-    is (λ/2)(v − w)ᵀI(v − w) with the Fisher information I: a strength that is large for the learning rate makes v diverge.
+    f are the softmax probabilities of the client's training examples, so the loss must be cross-entropy. `strength` is λ.
+    `solver` (None: the algorithm's) makes `epochs` passes over a client's data. Near w the term is (λ/2)(v − w)ᵀI(v − w)
+    with the Fisher information I: a strength that is large for the learning rate makes v diverge.
 
     Source: Li 2023 (thesis), sections 5.3.4 and 5.6.2 (50 epochs).
 

@@ -69,10 +69,10 @@ class Split:
     after another: pairs of "all", "kept" or "shared" and a number of epochs (None: as the solver's), with the rest frozen.
     `finetuning` epochs on the whole model follow at the end, for the model that is served.
 
-    The risk sees the losses of clients' own models F_k(w, row_k). A client that was never drawn has the parameters that all
-    begin with, and so has the shared model `result.model`: the layers that clients keep are never trained there. With nothing
-    kept it is FedAvg; with everything kept nothing is shared, and drawn clients train as those of Local, on other mini-batches.
-    Robust aggregators and privacy see the shared update alone, and ε covers the shared parameters.
+    The risk sees the losses of clients' own models F_k(w, row_k). A client that was never drawn has the initial values of
+    the parameters that it keeps. So has the shared model `result.model`, in which these parameters are never trained. If
+    nothing is kept, the method is FedAvg. If everything is kept, nothing is shared, and drawn clients train as in Local, on
+    other mini-batches. Robust aggregators and privacy see the shared update alone, and ε covers the shared parameters.
 
     Source: Arivazhagan et al. 2019 (FedPer); Collins et al. 2021 (FedRep); Oh, Kim, Yun 2022 (FedBABU); Liang et al. 2020
     (LG-FedAvg); Li et al. 2021 (FedBN).

@@ -107,10 +107,10 @@ class SecureSums:
     This hides losses from sight, but it is NOT differential privacy: the sums and the quantile itself are released as they
     are, and they depend on every client.
 
-    Majorisation–minimisation, one secure sum of two numbers per iteration. What is released is μ − ε, with ε = `tolerance` ×
-    the mean absolute deviation of the losses, so that the client at the quantile still finds itself at or above it; it may lie
-    that much below the smallest loss. Losses nearer to each other than ε count as equal: one very large loss makes ε large,
-    and then more clients are kept.
+    Majorisation–minimisation, one secure sum of two numbers per iteration. What is released is μ − ε, with ε = `tolerance`
+    × the mean absolute deviation of the losses, so that the client at the quantile still finds itself at or above it; it
+    may lie that much below the smallest loss. Losses whose difference is below ε count as equal. One very large loss makes
+    ε large, and then more clients are kept.
 
     The iteration is μ ← (Σ β_k F_k + (1 − 2θ) Σ α_k)/Σ β_k with β_k = α_k / max(|F_k − μ|, ε), started at the mean.
 

@@ -120,8 +120,8 @@ class RunOnClock:
         """The jobs of the next buffer in the order in which they come back, and what is under way then.
 
         All jobs that end at one instant are taken before anyone begins; those beyond the buffer wait for the next version.
-        With `apart`, a client begins only so many steps after the one that it contributed to last. A job that begins at a
-        version contributes to that step or a later one, so contributions of a client are at least so far apart.
+        With `apart`, a client begins at least `apart` steps after the one that it contributed to last. A job that begins
+        at a version contributes to that step or a later one, so contributions of a client are at least as far apart.
         """
         version, now = state.round, before.now
         last = None if self.rule.apart is None else self.steps_of_last(before).clone()

@@ -59,7 +59,7 @@ class FedDyn:
         return AdjustedSolver(self.solver, shift=torch.zeros_like(common), dynamic=True), common
 
     def after_total(self, state: Tensor, total: Tensor, share: float, scale: float) -> Tensor:
-        """H after a round: h − κ (m/n) ū, with m/n = `share` and ū = `total`."""
+        """The h after a round: h − κ (m/n) ū, with m/n = `share` and ū = `total`."""
         return state - self.strength * share * total.to(state)
 
     def server_total(self, state: Tensor, total: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from equipoise.solvers.sgd import SGD
 
 @dataclass(frozen=True)
 class MAML:
-    """One or more inner steps on one part of a client's data, then a step from w^t along the gradient found there on the rest.
+    """Inner steps on one part of a client's data, then a step from w^t along the gradient of the rest at the adapted model.
 
     Every round splits a client's examples at random into D (the share `support`) and D′. The client adapts,
     w_k = w^t − η∇F_k(w^t; D) with η = `inner_lr` (`inner_steps` times), and sends u_k = −lr ∇F_k(w_k; D′), the first-order

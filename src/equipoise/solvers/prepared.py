@@ -105,8 +105,9 @@ def adapted(state: ProxState, loss: float, step: float, patience: int) -> ProxSt
 class FedDane:
     """FedProx with a gradient correction: clients minimise F_k(w) + ⟨g − ∇F_k(w^t), w⟩ + (μ/2)‖w − w^t‖².
 
-    g is the mean gradient at w^t over a second cohort, drawn as the first; μ is the `prox` of `solver`. It works with IID
-    clients, and is published as unstable with others. It is here for comparison. It works only with risk.Mean().
+    g is the mean gradient at w^t over a second cohort, drawn as the first; μ is the `prox` of `solver`. According to its
+    publication it works with IID clients and is unstable with others. The library has it for comparison. It works only with
+    risk.Mean().
 
     Source: Li 2023 (thesis), section 3.6 and Figure 3.4; Li et al. 2019 (FedDANE).
     """

@@ -81,9 +81,9 @@ class Scaffold:
         return AdjustedSolver(self.solver, shift=common), common
 
     def after_rows(self, state: Tensor, alpha: Tensor, change: Tensor) -> Tensor:
-        """C after a round: c + Σ α_k (c_k′ − c_k), of the clients whose rows changed by `change` (K, D)."""
+        """The c after a round: c + Σ α_k (c_k′ − c_k), of the clients whose rows changed by `change` (K, D)."""
         return state + (alpha.double() @ change.double()).to(state)
 
     def after_total(self, state: Tensor, total: Tensor, share: float, scale: float) -> Tensor:
-        """C after a round by its total T alone: c − s(c + T/(ηa)), with s = `share` and ηa = `scale`."""
+        """The c after a round by its total T alone: c − s(c + T/(ηa)), with s = `share` and ηa = `scale`."""
         return state - share * (state + total.to(state) / scale)

@@ -123,8 +123,8 @@ def tracked(estimate: Tensor | None, batch_value: Tensor, tilt: float, rho: floa
 class TiltedLoss:
     """`tilted_loss` as an object for a training loop; `tracked=True` remembers the normaliser from batch to batch.
 
-    Tracked, a batch's gradient is (1/|B|) Σ e^{t(f_i − R)} ∇f_i, with R tracked over batches (`tracked`), so that a batch of
-    large losses moves the model more than a batch of small ones, as the tilted risk of all data asks. The value returned is
+    With `tracked=True` a batch's gradient is (1/|B|) Σ e^{t(f_i − R)} ∇f_i, with R tracked over batches. A batch of large
+    losses then moves the model more than a batch of small losses, as in the tilted risk of all data. The value returned is
     the batch's own tilted loss times e^{t(R_B − R)}, at most 1/ρ; read `estimate` for R.
 
     Source: Li 2023 (thesis), Algorithm 14.

@@ -76,10 +76,10 @@ class PersonalWork(Protocol):
         """The state after a round's personal work of the whole cohort."""
 
     def losses(self, state: Any, params: Tensor, cohort: Cohort) -> Tensor | None:
-        """The losses (K,) that the risk sees, if the method has it see others than the shared model's."""
+        """The losses (K,) that the risk sees, if they are not those of the shared model."""
 
     def updates(self, state: Any, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor | None:
-        """What clients send (K, D), if the method has them send anything but the update of the solver's work."""
+        """What clients send (K, D), if it is not the update of the solver's work."""
 
     def models(self, state: Any, params: Tensor, clients: Tensor, round_index: int) -> Tensor:
         """The models (K, D) of training clients at positions (K,), when the shared model is `params`."""

@@ -34,9 +34,9 @@ class AggregatorTraits:
     needs_losses: bool = False  # whether it is called with losses=(K,), the clients' mean losses
     needs_keys: bool = False  # whether it is called with keys=(K,), a random stream of each client in this round
     weighted_sum: bool = field(default=False, metadata=OWN)  # the total is Σ weights · updates and nothing else
-    clips_to: float | None = field(default=None, metadata=OWN)  # the same of updates clipped to this norm
+    clips_to: float | None = field(default=None, metadata=OWN)  # the total is Σ weights · updates clipped to this norm
     picks_one: bool = field(default=False, metadata=OWN)  # the total is one client's update, whatever the positive weights are
-    picks_large_loss: bool = field(default=False, metadata=OWN)  # … and that of a client with one of the largest losses
+    picks_large_loss: bool = field(default=False, metadata=OWN)  # the total is the update of a client with a large loss
     normalises: Aggregator | None = None  # gets updates that the round has divided by the length of their steps (FedNova)
     around: Aggregator | None = None  # linear, applied to updates minus the last total, which is public and then added again
     steps: float | None = None  # a public number in the place of the cohort's mean length of steps

@@ -89,10 +89,10 @@ def server_app(
     their owners have exchanged (docs/protect-federation.md). `colluders` nodes may help such a server (None: the largest
     number below a third).
 
-    What a number or a text in Flower's run configuration names ("rounds", "clients-per-round", "clients", "seed", "folder",
-    "evaluate-every", "timeout", "minimum", "retries", "pause", "patience", "signed", "colluders", "most-examples", "longest",
-    "begin-with", "nodes", "data", "name") is taken from there: `flwr run . --run-config 'rounds=5 folder="runs/a"'`. 0 stands
-    for None.
+    Numbers and texts in Flower's run configuration override the arguments: `flwr run . --run-config 'rounds=5
+    folder="runs/a"'`. 0 stands for None. The keys are "rounds", "clients-per-round", "clients", "seed", "folder",
+    "evaluate-every", "timeout", "minimum", "retries", "pause", "patience", "signed", "colluders", "most-examples",
+    "longest", "begin-with", "nodes", "data" and "name".
 
     `algorithm` says what is minimised, and how.
     """

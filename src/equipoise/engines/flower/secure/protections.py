@@ -253,9 +253,9 @@ class NetworkPrivateSums:
         return centred(total, modulus)
 
     def owners_refuse(self) -> bool:
-        """Whether so many nodes refuse by their policies that no sum of this run can be made: then the run stops.
+        """Whether too few nodes are left, after refusals by policies, for any sum of this run: then the run stops.
 
-        Policies do not know a node's data, so that it tells nothing of them. Where nodes are silent, the round is skipped.
+        Policies do not know a node's data, so a refusal reveals nothing about them. If nodes are silent, the round is skipped.
         """
         return len(set(self.engine.round.drawn) - self.engine.messenger.refusing) < self.round.fewest
 

@@ -25,7 +25,11 @@ from equipoise.experiment.recorded import describe_part
 OURS = ("equipoise.risk", "equipoise.solvers", "equipoise.aggregators", "equipoise.personal", "equipoise.privacy")
 KINDS = ("risk", "solver", "aggregator", "personal")  # what nodes need; data, models and files are their own affair
 # Parameters that nodes of earlier versions do not know, by the part's name, at the values that change nothing: left out then.
-ADDED: Mapping[str, Mapping[str, Any]] = {"sgd": {"dampening": 0.0}, "split": {"phases": [["all", "none"]]}}
+ADDED: Mapping[str, Mapping[str, Any]] = {
+    "sgd": {"dampening": 0.0},
+    "split": {"phases": [["all", "none"]]},
+    "group_dro": {"adjustment": 0.0, "sizes": "none"},
+}
 _PLAIN = (bool, int, float, str, type(None))
 _DEEPEST = 8  # parts inside parts
 
