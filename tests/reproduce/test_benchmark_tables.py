@@ -20,7 +20,7 @@ from equipoise.data.idx_files import load_idx
 from equipoise.errors import ConfigError, InvalidData, InvalidParameter
 from equipoise.reproduce import EXPERIMENTS, Scale, image_splits, reproduce
 from equipoise.reproduce.__main__ import main
-from equipoise.reproduce.batched_runs import AccuracyCurves, TimeLimit
+from equipoise.reproduce.batched_runs import AccuracyCurves, OutOfTime, RunsTogether, TimeLimit
 from equipoise.reproduce.experiments import MODELS, SEVERAL
 from equipoise.reproduce.networks import BucketingNet, _by_windows
 from equipoise.reproduce.published import table
@@ -174,6 +174,7 @@ def test_the_real_split_has_the_published_sizes():
     sizes = data.train.sizes + data.test.sizes
     assert (int(sizes.min()), int(sizes.max()), int(sizes.sum())) == (82, 8551, 70_000)
     counts = class_counts(data.train, data.test)
+    assert counts.tolist() == json.loads((Path(REAL) / image_splits.COUNTS_FILE).read_text(encoding="utf-8"))["counts"]
     assert float(counts.max(1).values.sum()) / 70_000 == pytest.approx(0.766, abs=5e-4)  # always the majority class
 
 
@@ -290,6 +291,25 @@ def test_the_limit_stops_between_rounds_and_the_same_command_goes_on(files, monk
     for key, made in stored(Path(f"out/{name}-small")).items():
         assert made["figures"] == whole[key]["figures"]
         assert made["curve"] == whole[key]["curve"]
+
+
+def test_the_time_of_a_run_counts_all_calls(files, monkeypatch):
+    name, seconds = "pfllib-fashion-mnist-dirichlet", iter((50.0, 7.0))
+
+    def stopped_once(together, engine, clients_per_round, checkpoint, limit):
+        clock.append(clock[-1] + next(seconds))
+        if clock[-1] == 50.0:
+            raise OutOfTime
+        return train(together, engine, clients_per_round, checkpoint, limit)
+
+    clock, train = [0.0], RunsTogether.train
+    monkeypatch.setattr(RunsTogether, "train", stopped_once)
+    monkeypatch.setattr("equipoise.reproduce.experiment_runs.time.perf_counter", lambda: clock[-1])
+    for _ in range(2):
+        folder = Path("out") / f"{name}-small"
+        run(name, files, methods="fedavg", seeds=1)
+    assert stored(folder)["fedavg-seed0"]["seconds"] == 57.0
+    assert not list((folder / "checkpoints").iterdir())
 
 
 def test_a_limit_that_is_over_begins_nothing(files):

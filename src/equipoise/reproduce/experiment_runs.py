@@ -203,16 +203,18 @@ class ExperimentRuns:
         )
 
     def make(self, together: RunsTogether, lr: float | None, limit: TimeLimit) -> list[dict[str, Any]]:
-        """Make runs together and store them; one that diverges is stored as such."""
+        """Make runs together and store them, one that diverges as such. Their time includes that of calls that were stopped."""
         start, data = time.perf_counter(), together.runs[0].data
         settings = {"experiment": self.entry.name, **self.settings(together.methods[0], lr)}
-        results, curves = together.train(
-            self.engine,
-            min(self.scale.clients_per_round, len(data.train)),
-            together.checkpoint(self.out / "checkpoints", settings),
-            limit,
-        )
-        seconds = (time.perf_counter() - start) / len(results)
+        checkpoint = together.checkpoint(self.out / "checkpoints", settings)
+        times = checkpoint.with_suffix(".seconds.json")
+        before = float(read_json(times).get("seconds", 0.0))  # of earlier calls, from whose checkpoint this one goes on
+        try:
+            results, curves = together.train(self.engine, min(self.scale.clients_per_round, len(data.train)), checkpoint, limit)
+        except (OutOfTime, KeyboardInterrupt):
+            write_json(times, {"seconds": before + time.perf_counter() - start})
+            raise
+        seconds = (before + time.perf_counter() - start) / len(results)
         made = []
         for method, planned, result, curve in zip(together.methods, together.runs, results, curves, strict=True):
             run = self.about(method, planned.seed, data, lr) | {"together": len(results)}
