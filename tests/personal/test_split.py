@@ -375,3 +375,21 @@ def test_attacked_updates_of_split_models_meet_a_robust_aggregator():
     algorithm = eq.Algorithm(personal=Split("head"), aggregator=eq.aggregators.Median(), solver=eq.solvers.SGD(lr=0.1))
     result = eq.train(seeded(), data, algorithm, rounds=3, clients_per_round=8, progress=False)
     assert all(bool(p.abs().max() < 10) for p in result.model.parameters())
+
+
+def test_layers_that_nobody_trains_in_the_shared_model_are_no_divergence():
+    """Loss ½w², w = 100 at the start: 5000 in the shared model for ever, and little in models that clients keep."""
+    data = clients(count=2)
+    model = nn.Linear(6, 3)
+
+    def half_square(outputs, targets):
+        return 0.5 * (outputs[:, 0] ** 2)
+
+    with torch.no_grad():
+        model.weight.zero_()
+        model.bias.fill_(100.0)
+    algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=0.5, batch_size=None, steps=8), personal=Split(kept="*"))
+    result = eq.train(model, data, algorithm, rounds=2, clients_per_round=2, loss=half_square, progress=False)
+    trained = result.clients.where("train")
+    assert trained.loss.min() > 4000
+    assert trained.served_loss.max() < 100  # a notice would be an error in these tests

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from equipoise.client_table import NOT_EVALUATED
+from equipoise.core.abilities import read
 from equipoise.errors import AFTER_THE_LAST, Diverged
 from equipoise.metrics import mean
 from equipoise.observers import Evaluation
@@ -17,7 +18,7 @@ from equipoise.result import Result
 from equipoise.runs.crowded_tail import crowded_tail
 from equipoise.runs.input_scales import cause_of_divergence, unscaled_inputs
 from equipoise.runs.setup import Setting
-from equipoise.types import RoundReport
+from equipoise.types import PersonalTraits, RoundReport
 
 FEWEST_ROUNDS = 5  # by which a run can be said to stand still
 
@@ -56,6 +57,7 @@ def notices(setting: Setting, result: Result, who: str = "the run") -> Iterator[
 def divergence(setting: Setting, result: Result, who: str) -> Iterator[str]:
     """A loss of a thousand times its start (or, with classes, of a thousand) is finite, but no result.
 
+    Layers that clients keep stay as they began in the shared model, so such runs are judged by the models that clients have.
     Where the noise of a private run is most of the model, that is named as the reason. Where inputs are far from the scale
     that training needs, that is, also of a loss that never falls.
     """
@@ -64,7 +66,8 @@ def divergence(setting: Setting, result: Result, who: str) -> Iterator[str]:
     lost, reason, last = False, None, math.nan
     if first is not None:
         trained_on = result.clients.where("train")
-        last = mean(trained_on.loss, trained_on.size)
+        keeps_layers = read(PersonalTraits, setting.algorithm.personal).keeps_layers
+        last = mean(trained_on.served_loss if keeps_layers else trained_on.loss, trained_on.size)
         lost = last > 1000 * (1 + (0.0 if setting.data.classes > 0 else first))
         reason = cause_of_divergence(setting) if lost else unscaled_inputs(setting) if stands_still(result) else None
     if lost:
