@@ -18,9 +18,10 @@ from torch import Tensor
 
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import is_of_user, nested_aggregators, read, refused_call, solver_traits
-from equipoise.errors import InvalidParameter, notify
-from equipoise.errors import shown as shown_part
+from equipoise.errors import InvalidParameter
 from equipoise.runs.client_form import broken_client_form
+from equipoise.runs.ignored_weights import tell_of_weights
+from equipoise.runs.inclusion_rules import INCLUSION, INCLUSION_CURE, wrong_inclusion
 from equipoise.runs.risk_direction import tell_of_low_losses
 from equipoise.runs.state_rules import (
     FINITE,
@@ -46,6 +47,7 @@ from equipoise.runs.steps_alone import (
     some_steps,
     step_call,
 )
+from equipoise.runs.tried_calls import close, copied, or_none
 from equipoise.types import RiskTraits, RiskValue
 
 STEP = 1e-5  # of finite differences
@@ -121,34 +123,21 @@ def try_own_parts(algorithm: Algorithm, clients: Sequence[str], alpha: Tensor, c
         if part is None or not is_of_user(part):
             continue
         try:
-            trials[name](_copied(part))
+            trials[name](copied(part))
         except _Broken as broken:
             rule, fix = f"must keep the law that {broken.law}", f"{broken.found} See equipoise.testing.{CHECKS[name]}."
             raise InvalidParameter(name, rule, part, fix) from None
         except Exception:  # noqa: S112 — the run raises it again, where it belongs
             continue
-    _tell_of_weights(algorithm)
+    tell_of_weights(algorithm, clients)
     if not algorithm.traits.risk.full_participation and len(clients) > 1:
-        tell_of_low_losses(_copied(algorithm.risk), tuple(clients[:5]))
+        tell_of_low_losses(copied(algorithm.risk), tuple(clients[:5]))
 
 
 def _wrapped(solver: Any) -> Any:
     """The solver inside all that wrap it (FedDane, SCAFFOLD): the one that takes the steps. None if nothing wraps it."""
     inside = solver_traits(solver).solver
     return None if inside is None else _wrapped(inside) or inside
-
-
-def _copied(part: Any) -> Any:
-    """A copy of a part; the part itself if it holds what cannot be copied."""
-    try:
-        return copy.deepcopy(part)
-    except Exception:
-        return part
-
-
-def _close(found: Tensor, expected: Tensor, tolerance: float = 1e-6) -> bool:
-    scale = max(1.0, float(expected.abs().max()))
-    return found.shape == expected.shape and bool(((found - expected).abs() <= tolerance * scale).all())
 
 
 def _accepts(call: Callable[..., Any], shown: str, *given: Any, cure: str = "", **named: Any) -> None:
@@ -189,7 +178,7 @@ def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int, loss_bo
     good = bool(torch.isfinite(weights).all()) and bool((weights >= 0).all())
     _hold(good, "weights are finite and not negative", weights.tolist(), NEGATIVE_CURE * bool((weights < 0).any()))
     moved = at(losses.flip(0), alpha.flip(0), (clients[1], clients[0])).weights
-    _hold(_close(moved.flip(0), weights), "permuting clients permutes the weights", (weights.tolist(), moved.tolist()))
+    _hold(close(moved.flip(0), weights), "permuting clients permutes the weights", (weights.tolist(), moved.tolist()))
     for i in range(2):
         nudge = torch.zeros_like(losses)
         nudge[i] = STEP
@@ -202,7 +191,7 @@ def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int, loss_bo
     if traits.group_of is None:
         ratio = at(torch.full_like(losses, 0.7)).weights / alpha
         shown = f"base weights {alpha.tolist()} become {(ratio * alpha).tolist()}"
-        _hold(_close(ratio[:1], ratio[1:], 1e-4), "equal losses share weight in proportion to the base weights", shown)
+        _hold(close(ratio[:1], ratio[1:], 1e-4), "equal losses share weight in proportion to the base weights", shown)
     _try_outliers(risk, clients[: min(len(clients), max(2, clients_per_round), 400)])
     if (broken := broken_client_form(risk, loss_bound or 3.0)) is not None:
         raise _Broken(*broken)
@@ -269,7 +258,7 @@ def _try_solver(solver: Any) -> None:
     alone, given = together.clone(), gradient.clone()
     memory = solver.begin(together)
     _hold(is_memory(memory, together), IS_MEMORY, type(memory).__name__, TUPLE_CURE)
-    failure = failure_without_memory(_copied(solver))
+    failure = failure_without_memory(copied(solver))
     _hold(not failure, IS_MEMORY, failure, BEGIN_CURE)
     again = together.clone()
     solver.step(together, given, solver.begin(together), anchor=anchor, lr=lr, **told)
@@ -284,7 +273,7 @@ def _try_solver(solver: Any) -> None:
     for k in range(2):
         solver.step(alone[k], gradient[k].clone(), solver.begin(alone[k]), anchor=anchor[k], lr=lr, **told)
     apart = f"differences of up to {float((together - alone).abs().max()):.3g}"
-    _hold(_close(together, alone, 1e-5), EACH_CLIENT, apart, EACH_CLIENT_CURE)
+    _hold(close(together, alone, 1e-5), EACH_CLIENT, apart, EACH_CLIENT_CURE)
     before, after = some_steps(solver)
     _hold(not torch.equal(before, after), MOVES, f"{before.tolist()} before and after {max(3, traits.repeats)} steps")
     lost = lost_memories(solver)
@@ -300,7 +289,7 @@ def _try_solver(solver: Any) -> None:
 def total_of_one(aggregator: Any, **streams: Any) -> Tensor | None:
     """An aggregator's total of one client's update; None where it needs more clients, and says so by an error."""
     update, one = torch.tensor([[1.0, -2.0, 0.5]], dtype=torch.float64), torch.ones(1, dtype=torch.float64)
-    answer = _or_none(lambda: _copied(aggregator)(update, one, losses=0.5 * one, state=None, **streams)[0])
+    answer = or_none(lambda: copied(aggregator)(update, one, losses=0.5 * one, state=None, **streams)[0])
     return answer if isinstance(answer, Tensor) else None
 
 
@@ -309,7 +298,7 @@ def _try_aggregator(aggregator: Any, clients_per_round: int) -> None:
     # Three, since of two updates none is more central than the other; twelve for a part that needs more.
     updates = torch.tensor([[1.0, -2.0, 0.5], [3.0, 1.0, -1.0], [2.0, -1.5, 4.0]], dtype=torch.float64)
     weights, losses = (torch.tensor(values, dtype=torch.float64) for values in ([0.25, 0.5, 0.25], [0.5, 1.5, 1.0]))
-    if _or_none(lambda: _copied(aggregator)(updates.clone(), weights.clone(), losses=losses.clone(), state=None)) is None:
+    if or_none(lambda: copied(aggregator)(updates.clone(), weights.clone(), losses=losses.clone(), state=None)) is None:
         several = torch.linspace(0.5, 2.0, 4, dtype=torch.float64)
         updates, losses = torch.kron(several[:, None], updates), torch.kron(several, losses)
         weights = torch.kron(several, weights) / several.sum()
@@ -344,14 +333,14 @@ def _try_totals(aggregator: Any, updates: Tensor, weights: Tensor, losses: Tenso
     _hold(_same_state(state, before), "a call does not write to the state it is given", (before, state), STATE_CURE)
     _hold_kept(later)
     moved, other = total(updates.flip(0), backwards)
-    _hold(_close(moved, every), ANY_ORDER, (every.tolist(), moved.tolist()))
+    _hold(close(moved, every), ANY_ORDER, (every.tolist(), moved.tolist()))
     next_moved = total(2 * updates.flip(0), backwards, state=other)[0]
-    _hold(_close(next_moved, next_total), ANY_ORDER_LATER, (next_total.tolist(), next_moved.tolist()), ORDER_CURE)
+    _hold(close(next_moved, next_total), ANY_ORDER_LATER, (next_total.tolist(), next_moved.tolist()), ORDER_CURE)
     nothing = total(torch.zeros_like(updates), everyone)[0]
     _hold(bool((nothing == 0).all()), "zero updates give a zero total", nothing.tolist())
     if aggregator.linear:
         parts = total(updates[:1], [0])[0] + total(updates[1:], everyone[1:])[0]
-        _hold(_close(parts, every), "a linear total is the sum of its chunks' totals", (every.tolist(), parts.tolist()))
+        _hold(close(parts, every), "a linear total is the sum of its chunks' totals", (every.tolist(), parts.tolist()))
     try:
         single = total(updates.float(), everyone)[0]
     except RuntimeError as failure:  # of torch, which took the same numbers as float64
@@ -363,42 +352,9 @@ def _try_totals(aggregator: Any, updates: Tensor, weights: Tensor, losses: Tenso
         many = total(sent.expand(2 * count, -1), everyone * 2, even[1], state)[0]
         few, state = total(sent.expand(count, -1), everyone, even[0], state)
         shown = f"in round {number} {count} clients {few.tolist()}, {2 * count} {many.tolist()}"
-        _hold(_close(many, few), ANY_NUMBER, shown)
+        _hold(close(many, few), ANY_NUMBER, shown)
         shown = f"updates {sent.tolist()} of all clients give the total {few.tolist()} in round {number}"
         _hold(float(few @ sent) > 0, ALONG_UPDATES, shown, ALONG_UPDATES_CURE)
-
-
-def ignores_weights(aggregator: Any, clients: int = 12) -> bool:
-    """Whether the total of different updates is the same whoever has nearly all of the weight."""
-    updates = torch.randn(clients, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    losses, totals = torch.linspace(0.5, 1.5, clients, dtype=torch.float64), []
-    for heavy in range(3):
-        weights = torch.full((clients,), 0.1 / (clients - 1), dtype=torch.float64)
-        weights[heavy] = 0.9
-        answer = _or_none(lambda own=weights: _copied(aggregator)(updates.clone(), own, losses=losses, state=None))  # type: ignore[misc]
-        if answer is None:
-            return False
-        totals.append(answer[0])
-    return all(_close(each, totals[0]) for each in totals[1:])
-
-
-def _tell_of_weights(algorithm: Algorithm) -> None:
-    """Give a notice where an aggregator of the user's own makes nothing of the risk's weights."""
-    risk, part = algorithm.traits.risk, algorithm.aggregator
-    if is_of_user(part) and risk.needs_losses and risk.server_step is None and ignores_weights(part):
-        notify(
-            f"{shown_part(part)} ignores the weights of clients: its total is the same whoever has most of the weight. "
-            f"{shown_part(algorithm.risk)} then acts only through clients that it gives the weight 0, which take no part. Use "
-            "the weights, e.g. weights.to(updates.dtype) @ updates."
-        )
-
-
-def _or_none(call: Callable[[], Any]) -> Any:
-    """What a call gives; None if it raises an error."""
-    try:
-        return call()
-    except Exception:
-        return None
 
 
 def _hold_finite(numbers: Tensor) -> None:
@@ -409,7 +365,7 @@ def _try_server(server: Any) -> None:
     _accepts(server.step, SERVER_CALL, 0, 0, 0)
     params = torch.tensor([0.5, -1.0, 2.0])
     total = torch.tensor([1.0, -0.5, 0.25])
-    kept = memory_of_server(_copied(server), params, total)
+    kept = memory_of_server(copied(server), params, total)
     _hold(not kept, SAME_AGAIN, kept, SAME_CURE)
     given, still = params.clone(), torch.zeros_like(params)
     fresh = server.begin(params.clone())
@@ -420,7 +376,7 @@ def _try_server(server: Any) -> None:
     )
     _hold_finite(after)
     shown = (params.tolist(), after.tolist())
-    _hold(_close(after, params, ROUNDING), "a zero update from a fresh state changes nothing", shown)
+    _hold(close(after, params, ROUNDING), "a zero update from a fresh state changes nothing", shown)
     start = server.begin(params.clone())
     before = copy.deepcopy(start)
     moved, later = server.step(params.clone(), total.clone(), start)
@@ -447,3 +403,5 @@ def _try_sampler(sampler: Any, alpha: Tensor, clients_per_round: int, seed: int)
     _hold(inside, f"positions are between 0 and {len(alpha) - 1}", first.clients.tolist()[:9])
     good = bool((first.weights > 0).all()) and abs(float(first.weights.sum()) - 1) < 1e-6
     _hold(good, "weights are positive and sum to 1", first.weights.tolist()[:9])
+    stated = wrong_inclusion(first)
+    _hold(not stated, INCLUSION, stated, INCLUSION_CURE)

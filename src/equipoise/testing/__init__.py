@@ -11,7 +11,8 @@ from equipoise.testing.laws import LawBroken
 from equipoise.testing.personalisation import check_personalisation
 from equipoise.testing.privacy_parts import check_clip_rule, check_protection, check_quantile_source
 from equipoise.testing.risks import check_risk
-from equipoise.testing.server_parts import check_aggregator, check_averaging, check_sampler, check_server_optimizer
+from equipoise.testing.samplers import check_sampler
+from equipoise.testing.server_parts import check_aggregator, check_averaging, check_server_optimizer
 
 __all__ = [
     "LawBroken",

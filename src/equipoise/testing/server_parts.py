@@ -1,8 +1,7 @@
-"""The laws of what the server does: aggregators, optimisers, samplers, averaging."""
+"""The laws of what the server does: aggregators, optimisers, averaging."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,6 @@ from equipoise.runs.own_parts import (
     ONE_UPDATE_CURE,
     ORDER_CURE,
     ROUNDING,
-    SAMPLER_CALL,
     SERVER_CALL,
     TOTAL_TYPE,
     TWO_THINGS,
@@ -47,7 +45,7 @@ from equipoise.testing.laws import (
     unchanged,
     without_error,
 )
-from equipoise.types import Aggregator, AggregatorTraits, Averaging, Cohort, Sampler, ServerOptimizer
+from equipoise.types import Aggregator, AggregatorTraits, Averaging, ServerOptimizer
 
 
 @check_of("an aggregator", "__call__", "linear", cure=LINEAR_OR_NOT, on_copy=True)
@@ -174,60 +172,6 @@ def check_server_optimizer(server: ServerOptimizer, *, seed: int = 0) -> None:
     hold(along > 0, server, ALONG, f"their inner product is {along:.6g}", ALONG_CURE)
     if (broken := broken_server_law(server)) is not None:
         hold(False, server, *broken)
-
-
-@check_of("a sampler", "__call__", cure=f"Write {SAMPLER_CALL}, which returns a Cohort.")
-def check_sampler(sampler: Sampler, *, clients: int = 20, clients_per_round: int = 6, draws: int = 1000, seed: int = 0) -> None:
-    """Distinct clients with positive weights that sum to 1; a pure function of seed and round; stated inclusion is true.
-
-    Inclusion may change from round to round, so it is held against `draws` seeds at each of a few rounds; a client that no
-    cohort of a round holds has inclusion 0 in it. Over `draws` rounds, one seed must choose a client as often as another.
-
-    >>> import equipoise as eq
-    >>> check_sampler(eq.sampling.Uniform(), draws=100)  # nothing is returned: all laws hold
-    """
-    accepts(sampler, sampler, SAMPLER_CALL, (0, 0), clients_per_round=1, seed=0)
-    alpha = torch.rand(clients, generator=torch_generator(seed, "check_sampler"), dtype=torch.float64) + 0.1
-    alpha = alpha / alpha.sum()
-
-    def draw(round_index: int, own_seed: int) -> Cohort:
-        law = f"it draws a cohort of about {clients_per_round} of {clients} clients, in any round and at any seed"
-        fix = "If it needs others, call check_sampler(…, clients=…, clients_per_round=…)."
-        with without_error(sampler, law, f"round {round_index} gives ", fix):
-            cohort = sampler(round_index, alpha, clients_per_round=clients_per_round, seed=own_seed)
-        hold(isinstance(cohort, Cohort), sampler, "a sampler returns a Cohort", type(cohort).__name__)
-        _check_cohort(sampler, cohort, round_index, own_seed, clients)
-        return cohort
-
-    for index in (0, 1, 9, 1000):
-        seen, stated = torch.zeros(clients), torch.zeros(clients, dtype=torch.float64)
-        for own_seed in range(seed, seed + draws):
-            cohort = draw(index, own_seed)
-            seen[cohort.clients] += 1
-            stated[cohort.clients] = cohort.inclusion
-        error = 5 * (stated * (1 - stated) / draws).sqrt() + 1e-9  # five standard deviations
-        good, case = (seen / draws - stated).abs() <= error, f"{(seen / draws).tolist()}, stated {stated.tolist()}"
-        hold(good.all(), sampler, "clients take part as often as their inclusion says", f"round {index}: {case}")
-    agree(sampler, "a cohort is a function of seed and round alone", draw(1, seed).clients, draw(1, seed).clients)
-    first, second = torch.zeros(clients), torch.zeros(clients)
-    for index in range(draws):
-        first[draw(index, seed).clients] += 1
-        second[draw(index, seed + 1).clients] += 1
-    # A count has a variance of at most draws/4, so five standard deviations of the difference of two are at most this.
-    good = (first - second).abs() <= 5 * math.sqrt(draws / 2)
-    hold(good.all(), sampler, "over many rounds clients take part as often as at another seed", (first, second))
-
-
-def _check_cohort(sampler: Sampler, cohort: Cohort, round_index: int, seed: int, clients: int) -> None:
-    carried = (cohort.round, cohort.seed)
-    hold(carried == (round_index, seed), sampler, "a cohort carries its round and seed", carried)
-    if len(cohort) == 0:
-        return
-    hold(len(set(cohort.clients.tolist())) == len(cohort), sampler, "clients of a cohort are distinct", cohort.clients)
-    in_range = int(cohort.clients.min()) >= 0 and int(cohort.clients.max()) < clients
-    hold(in_range, sampler, "positions are in range", cohort.clients)
-    good = bool((cohort.weights > 0).all()) and abs(float(cohort.weights.sum()) - 1) < 1e-9
-    hold(good, sampler, "weights are positive and sum to 1", cohort.weights)
 
 
 @check_of("averaging", "begin", "update", "iterate")

@@ -20,7 +20,7 @@ class Cohort:
     seed: int  # of the run
     clients: Tensor  # (K,) int64, positions in data.train
     weights: Tensor  # (K,) float64, sums to 1 over the cohort as it was drawn
-    inclusion: Tensor  # (K,) float64, the probability with which each client enters a cohort
+    inclusion: Tensor | None  # (K,) float64, the probability with which each client enters a cohort; None: not known
     effort: Tensor | None = None  # (K,) int64, epochs (or steps) that each client gets done; None: all of the solver's
     rows: Tensor | None = None  # (K, width), what each client has kept for its solver since its last round
     rate_of: int | None = None  # the round whose learning rate holds; None: this one's
@@ -41,9 +41,9 @@ class Cohort:
 
     def take(self, keep: Tensor) -> Cohort:
         """The sub-cohort at a boolean mask or positions; base weights are kept as they are."""
-        own = (self.effort, self.rows, self.prox, self.shares)
-        effort, rows, prox, shares = (None if each is None else each[keep] for each in own)
-        chosen = self.clients[keep], self.weights[keep], self.inclusion[keep]
+        own = (self.inclusion, self.effort, self.rows, self.prox, self.shares)
+        inclusion, effort, rows, prox, shares = (None if each is None else each[keep] for each in own)
+        chosen = self.clients[keep], self.weights[keep], inclusion
         return Cohort(self.round, self.seed, *chosen, effort, rows, self.rate_of, prox, shares)
 
 
