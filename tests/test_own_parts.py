@@ -737,6 +737,46 @@ def test_a_risk_that_favours_low_losses_is_told_of(ragged, recwarn):
         assert not [each for each in recwarn if "fall as losses rise" in str(each.message)]
 
 
+def past_excess(sign):
+    """α (1 ± 0.9 tanh(past)), where past is the running mean of how far the loss of a client is above that of its cohort."""
+
+    def risk(losses, base_weights, *, clients=None, state=None):
+        past = dict(state or {})
+        known = torch.tensor([past.get(each, 0.0) for each in clients], dtype=losses.dtype)
+        weights = base_weights * (1 + sign * 0.9 * torch.tanh(known.clamp(min=0)))
+        above = (losses - base_weights @ losses).tolist()
+        past.update({each: 0.8 * past.get(each, 0.0) + 0.2 * now for each, now in zip(clients, above, strict=True)})
+        return RiskValue(weights @ losses, weights, past)
+
+    return risk
+
+
+def test_a_memory_of_the_wrong_sign_is_told_of(ragged, recwarn):
+    for call in (eq.testing.check_risk, lambda risk: train(ragged, risk=risk)):
+        recwarn.clear()
+        call(past_excess(-1))
+        assert sum("fall as losses of earlier rounds rise" in str(each.message) for each in recwarn) == 1
+        recwarn.clear()
+        call(past_excess(1))
+        assert not [each for each in recwarn if "losses" in str(each.message)]
+
+
+def test_weights_that_underflow_are_told_of_with_a_floor_as_the_cure():
+    def bounded(floor):
+        def risk(losses, base_weights, *, clients=None, state=None):
+            value = base_weights @ (-torch.expm1(-losses) + floor * losses)
+            return RiskValue(value, base_weights * (torch.exp(-losses) + floor), state)
+
+        return risk
+
+    with pytest.raises(eq.testing.LawBroken, match="normalised weights are finite") as caught:
+        eq.testing.check_risk(bounded(0.0))
+    assert "underflow" in str(caught.value)
+    assert "floor" in str(caught.value)
+    with pytest.warns(UserWarning, match="fall as losses rise"):
+        eq.testing.check_risk(bounded(1e-9))
+
+
 @dataclass(frozen=True)
 class RunningMean:
     """A running mean in self: of equal values it is that value, so that the same call twice in a row does not show it."""

@@ -20,6 +20,11 @@ from equipoise.types import ClientRisk, RiskTraits, RiskValue
 ANY_COHORT = "a risk answers for the losses and base weights of a cohort, both float64"
 TYPES_CURE = "Make tensors of your own float64, too, e.g. torch.zeros_like(losses) or .to(losses.dtype)."
 ANY_SIZE = "a risk weighs a cohort of any size, also one client, at any finite losses"
+ALL_ZERO = (
+    "All weights are 0, and a round divides them by their sum. exp(-loss) and similar weights underflow at large losses: "
+    "they are too small for float64. Add a floor to the value and to the weights, e.g. 1e-9 * base_weights @ losses and "
+    "1e-9 * base_weights; or find weights of which only the ratios matter from their logarithms, with torch.softmax."
+)
 SIZE_CURE = "Let it answer: a round may have few clients, e.g. where others fail."
 
 
@@ -180,7 +185,8 @@ def _check_extremes(risk: ClientRisk) -> None:
         alpha = torch.full_like(losses, 1 / len(values))
         weights = _call_risk(risk, losses, alpha).weights
         shown = f"losses {_shortly(values)} give weights {_shortly(weights.tolist())}"
-        hold(is_finite(weights / weights.sum()), risk, "normalised weights are finite for finite losses", shown)
+        law, none = "normalised weights are finite for finite losses", bool((weights == 0).all())
+        hold(is_finite(weights / weights.sum()), risk, law, shown, ALL_ZERO * none)
         hold((weights >= 0).all(), risk, "weights are not negative", shown, NEGATIVE_CURE)
     losses, alpha = torch.tensor([[1.0, 2.0], [0.5, 0.5]], dtype=torch.float64)
     _call_risk(risk, losses, alpha, state=_call_risk(risk, losses, alpha).state)
