@@ -53,6 +53,15 @@ def away_in_any_case(self, weights, gradient, memory, anchor, lr):
     weights.sub_(lr * (gradient + 0.1 * (anchor - weights)))
 
 
+def away_by_memory(self, weights, gradient, memory, anchor, lr):
+    memory[0].mul_(0.9).add_(0.1 * gradient.square())
+    weights.sub_(lr * (gradient - 0.1 * memory[0].sqrt() * (weights - anchor)))
+
+
+def without_anchor(self, weights, gradient, memory, anchor, lr):
+    weights.sub_(lr * (gradient + self.prox * weights))
+
+
 def growing_weights(self, weights, gradient, memory, anchor, lr):
     weights.sub_(lr * (gradient - self.weight_decay * weights))
 
@@ -79,6 +88,8 @@ def momentum_alternating(self, weights, gradient, memory, anchor, lr):
 BROKEN_SOLVERS = [
     (solver(away_from_anchor, prox=0.1), laws.TO_ANCHOR, "prox * (weights - anchor)"),
     (solver(away_in_any_case), laws.TO_ANCHOR, "prox * (weights - anchor)"),
+    (solver(away_by_memory, 1), laws.TO_ANCHOR, "prox * (weights - anchor)"),
+    (solver(without_anchor, prox=0.1), laws.ANCHOR_USED, "prox * (weights - anchor)"),
     (solver(growing_weights, weight_decay=0.01), laws.TO_ZERO, "weight_decay * weights"),
     (solver(growing_apart, weight_decay=1e-4), laws.TO_ZERO, "weight_decay * weights"),
     (solver(growing_by_a_constant), laws.TO_ZERO, "weight_decay * weights"),
@@ -90,7 +101,7 @@ BROKEN_SOLVERS = [
 @pytest.mark.parametrize(
     ("part", "law", "cure"),
     BROKEN_SOLVERS,
-    ids=["prox", "anchor", "decay", "decay apart", "constant", "momentum", "alternating"],
+    ids=["prox", "anchor", "by memory", "no anchor", "decay", "decay apart", "constant", "momentum", "alternating"],
 )
 def test_a_solver_with_a_wrong_sign_is_refused_by_check_and_by_train(part, law, cure, ragged):
     with pytest.raises(LawBroken) as checked:
@@ -230,7 +241,26 @@ def nadam(weights, gradient, memory, lr, number):
     weights.sub_((lr * mean / ((memory[1] / (1 - 0.999**number)).sqrt() + 1e-8)).to(weights.dtype))
 
 
+def prox_by_memory(self, weights, gradient, memory, anchor, lr):
+    memory[0].mul_(0.9).add_(0.1 * gradient.square())
+    weights.sub_(lr * (gradient + self.prox * memory[0].sqrt() * (weights - anchor)))
+
+
+def adabelief_with_prox(self, weights, gradient, memory, anchor, lr):
+    gradient = gradient + self.prox * (weights - anchor)
+    memory[0].lerp_(gradient, 0.1)
+    memory[1].lerp_((gradient - memory[0]).square(), 0.1)
+    weights.sub_(lr * memory[0] / (memory[1].sqrt() + 1e-8))
+
+
+def dual_averaging(self, weights, gradient, memory, anchor, lr):
+    weights.copy_(anchor - lr * memory[0].add_(gradient))
+
+
 HONEST_SOLVERS = {
+    "prox by memory": solver(prox_by_memory, 1, prox=0.1),
+    "adabelief": solver(adabelief_with_prox, 2, prox=3.0),
+    "dual averaging": solver(dual_averaging, 1),
     "nesterov": solver(nesterov, 1),
     "sign with prox": solver(sign_with_prox, prox=0.1),
     "signum": solver(signum, 1, prox=0.3, weight_decay=0.01),

@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.core.abilities import solver_traits
+from equipoise.core.abilities import is_of_user, solver_traits
+from equipoise.solvers.local_optimizer import LocalOptimizer
 
 Broken = tuple[str, str, str]  # the law, what was found, and the cure
 
 TO_ANCHOR = "the anchor attracts the weights, or does not matter"
 TO_ANCHOR_CURE = "A proximal term is part of the gradient: gradient + prox * (weights - anchor)."
+ANCHOR_USED = "an inherited `prox` that is set pulls to the anchor"
 TO_ZERO = "without a gradient, steps bring weights nearer to zero, or leave them alone"
 TO_ZERO_CURE = "Weight decay is part of the gradient: gradient + weight_decay * weights."
 ON_AND_ON = "equal gradients at every step move the weights against them, however many steps there are"
@@ -111,6 +113,11 @@ def _broken_direction(solver: Any) -> Broken | None:
     if pull < -_SLACK:
         shown = f"an anchor that lies farther along a direction moves the weights by {pull:.3g} along it"
         return TO_ANCHOR, shown, TO_ANCHOR_CURE
+    if (pull := _pull_with_memory(solver, weights, other)) < -_SLACK:
+        shown = f"after some gradients an anchor that lies farther along a direction moves the weights by {pull:.3g} along it"
+        return TO_ANCHOR, shown, TO_ANCHOR_CURE
+    if pull == 0 and torch.equal(near, far) and _sets_prox(solver):
+        return ANCHOR_USED, f"prox={solver.prox:g}, and the anchor changes no step", TO_ANCHOR_CURE
     small, large = (_path(solver, start, start, few)[-1] - start for start in (weights, 2 * weights))
     growth = float((large - small) @ weights)
     if growth > _SLACK:
@@ -133,6 +140,34 @@ def _broken_direction(solver: Any) -> Broken | None:
     if min(reached) < _KEPT_SHARE * reached[0] - _SLACK * 1e-6:
         return NOT_BACK, f"{100 * min(reached) / reached[0]:.3g} % of the first step are left", ON_AND_ON_CURE
     return None
+
+
+def _sets_prox(solver: Any) -> bool:
+    """Whether a step of the user's own has inherited the option `prox` of SGD and Adam, and it is set."""
+    kind: Any = type(solver)
+    return issubclass(kind, LocalOptimizer) and is_of_user(kind.step) and bool(vars(solver).get("prox", 0.0))
+
+
+def _pull_with_memory(solver: Any, weights: Tensor, other: Tensor) -> float:
+    """How far anchors ahead and behind pull weights apart along `other` in a step without a gradient: ≥ 0 if attract.
+
+    Gradients fill the memory before, which may scale the proximal term. Both anchors are then equally far from the weights, so
+    that squares of the proximal term in the memory are equal, too.
+    """
+    traits = solver_traits(solver)
+    each, ends = max(1, traits.repeats), []
+    for sign in (1.0, -1.0):
+        now, anchor = weights.clone(), weights.clone()
+        memory = solver.begin(now)
+        for number in range(1, 4 * each + 1):
+            filling = number <= 3 * each
+            told = {"number": number} if traits.numbered else {}
+            if number == 3 * each + 1:
+                anchor = now + sign * other
+            gradient = weights * (-0.5) ** ((number - 1) // each) if filling else torch.zeros_like(weights)
+            solver.step(now, gradient, memory, anchor=anchor.clone(), lr=_RATE, **told)
+        ends.append(now)
+    return float((ends[0] - ends[1]) @ other)
 
 
 def memory_of_server(server: Any, params: Tensor, total: Tensor) -> str:
