@@ -1,6 +1,6 @@
 """Split models: answers by hand, limits, frozen phases, statistics, engines, resume."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -130,6 +130,57 @@ def test_fedrep_trains_what_it_keeps_first_by_hand(engine, epochs, kept, shared)
     result = eq.train(Sum(), data, algorithm, rounds=1, engine=engine, progress=False)
     assert (result.model.a.tolist(), result.model.b.tolist()) == ([shared], [0.0])
     assert result.personal.params(["0"]).tolist() == [[shared, kept]]
+
+
+@dataclass(frozen=True)
+class OwnSGD(eq.solvers.SGD):
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        weights.sub_(lr * (gradient + self.weight_decay * weights))
+
+
+@dataclass(frozen=True)
+class ProxByMemory(eq.solvers.SGD):
+    def begin(self, weights):
+        return (torch.zeros_like(weights),)
+
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        memory[0].mul_(0.9).add_(0.1 * gradient.square())
+        weights.sub_(lr * (gradient + 0.5 * memory[0].sqrt() * (weights - anchor)))
+
+
+class OwnAdam(eq.solvers.Adam):
+    def step(self, weights, gradient, memory, *, anchor, lr, number):
+        weights.sub_(lr * gradient / number)
+
+
+def test_a_phase_freezes_parameters_beside_a_step_of_ones_own():
+    data, net = clients(torch.float64), seeded().double()
+    plain, own = (run(FedRep("head", 2, 1), data, net, solver=kind(lr=0.2, batch_size=4)) for kind in (eq.solvers.SGD, OwnSGD))
+    ids = plain.personal.ids
+    torch.testing.assert_close(own.personal.params(ids), plain.personal.params(ids), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(own.params, plain.params, rtol=1e-9, atol=1e-9)
+    solver = ProxByMemory(lr=0.2, batch_size=4)
+    loop, fast = (run(FedRep("head", 2, 1), data, net, solver=solver, engine=engine) for engine in ("loop", "simulator"))
+    torch.testing.assert_close(loop.personal.params(ids), fast.personal.params(ids), rtol=1e-9, atol=1e-9)
+    assert not torch.equal(loop.params, plain.params)
+
+
+@pytest.mark.parametrize(
+    ("solver", "reason", "cure"),
+    [
+        # five steps of rate 0.1 take 1 − 0.99^5 of the largest weight, 2
+        (OwnSGD(weight_decay=0.1), "moves them without a gradient, by up to 0.098 in 5 steps", "leave out weight decay"),
+        (OwnSGD(clip_norm=1.0), "clips the norm of the whole gradient", "Leave this option out"),
+        (OwnSGD(momentum=0.9, state="kept"), "keeps a memory between rounds", "Leave this option out"),
+        (OwnAdam(), "is told the number of its steps", "without `number`"),
+        (eq.solvers.Adam(), "may move them without a gradient", "Use solvers.SGD"),
+    ],
+    ids=["decay", "clipped", "kept", "numbered", "adam"],
+)
+def test_a_step_that_would_move_frozen_parameters_is_refused(solver, reason, cure):
+    with pytest.raises(IncompatibleParts, match=reason) as caught:
+        eq.Algorithm(personal=FedRep("head", 2, 1), solver=solver)
+    assert cure in str(caught.value)
 
 
 def test_names_are_found_by_pattern_module_and_type():

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from equipoise.core.abilities import solver_traits
+from equipoise.core.abilities import is_of_user, solver_traits
 from equipoise.core.task import Task
 from equipoise.errors import IncompatibleParts, InvalidParameter, is_integer, require, require_integer
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.ditto import refuse_unfit_solver
+from equipoise.personal.freezing import unfit_for_freezing
 from equipoise.solvers.prepared import AdjustedSolver
 from equipoise.types import Cohort, LocalSolver, Pull
 
@@ -133,10 +134,13 @@ class Split:
                 "Use straggler_share=0.",
             )
         if traits.sgd is None and any(trained != "all" for trained, _ in self.phases):
-            raise IncompatibleParts(
-                f"{self!r} freezes parameters, and {algorithm.solver!r} may move them without a gradient.",
-                "Use solvers.SGD(…), or train all parameters together.",
-            )
+            if not is_of_user(algorithm.solver):
+                raise IncompatibleParts(
+                    f"{self!r} freezes parameters, and {algorithm.solver!r} may move them without a gradient.",
+                    "Use solvers.SGD(…), or train all parameters together.",
+                )
+            if (found := unfit_for_freezing(algorithm.solver)) is not None:
+                raise IncompatibleParts(f"{self!r} freezes parameters, and {algorithm.solver!r} {found[0]}.", found[1])
         if traits.with_epochs is None and any(epochs is not None for _, epochs in self.phases):
             raise IncompatibleParts(
                 f"{algorithm.solver!r} has no number of epochs that a phase could set.", "Use phases with None epochs."
