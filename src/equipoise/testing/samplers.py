@@ -62,10 +62,10 @@ def check_sampler(sampler: Sampler, *, clients: int = 20, clients_per_round: int
     """Distinct clients with positive weights that sum to 1; a pure function of seed and round; stated inclusion is true.
 
     Inclusion may change from round to round, so it is held against `draws` seeds at each of four rounds, and against all four
-    together; a client that no cohort of a round holds has inclusion 0 in it. A true inclusion is refused with a probability
-    of at most 10⁻⁶ (Chernoff's bound, if cohorts of different seeds and rounds are independent). Over all clients it adds up
-    to the mean size of a cohort. A sampler that does not know it states None in every cohort. Over `draws` rounds, one seed
-    must choose a client as often as another.
+    together; a client that no cohort of a round holds has inclusion 0 in it. Frequencies refuse a true inclusion with a
+    probability of at most 10⁻⁶ (Chernoff's bound, if cohorts of different seeds are independent). Over all clients inclusion
+    adds up to the mean size of a cohort. A sampler that does not know it states None in every cohort. Over `draws` rounds,
+    one seed must choose a client as often as another.
 
     A notice names clients that are in no cohort at all, and says if the mean weights of clients do not follow their base
     weights. Both are allowed.
@@ -91,9 +91,9 @@ def check_sampler(sampler: Sampler, *, clients: int = 20, clients_per_round: int
         return cohort
 
     every, stated, unseen = _Seen(clients), torch.zeros(clients, dtype=torch.float64), 0
-    for index in _ROUNDS:
+    for place, index in enumerate(_ROUNDS):
         here = _Seen(clients)
-        for own_seed in range(seed, seed + draws):
+        for own_seed in range(seed + place * draws, seed + (place + 1) * draws):  # cohorts of one seed may go together
             cohort = draw(index, own_seed)
             here.add(cohort)
             every.add(cohort)
