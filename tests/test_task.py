@@ -153,7 +153,6 @@ def test_a_term_of_the_whole_batch_is_trained_where_forward_returns_it(ragged):
     x, y = data.train.client(at=0)
     balanced_loss(model.train()(x), y).mean().backward()
     torch.testing.assert_close(result.model.weight, model.weight.detach() - 0.5 * model.weight.grad)
-    assert 0 < float(result.clients.loss.mean())
 
 
 def test_several_outputs_without_an_error_are_told_that_the_error_is_the_loss(ragged):

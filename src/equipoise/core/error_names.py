@@ -32,6 +32,7 @@ def error_name(error: Callable[..., Any], model: str = "", *, several_labels: bo
     With `several_labels` per example the library's errors of classes count wrong labels, not wrong examples.
 
     >>> def median_error(outputs, targets): ...
+    >>> median_error.__module__ = "my_study"  # a function of the library, or of torch, is named by words
     >>> error_name(median_error), error_name(lambda outputs, targets: 0)
     ('median_error', 'own error')
     """

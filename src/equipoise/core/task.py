@@ -166,7 +166,7 @@ class Task:
 
     @property
     def error_name(self) -> str:
-        """What the error measures, in words: e.g. "0-1 error", "share of wrong labels", or the name of the user's own function."""
+        """What the error measures, in words, e.g. "0-1 error" or "share of wrong labels"; or the name of a user's function."""
         return error_name(self.error, type(self.module).__name__, several_labels=self.several_labels)
 
     def to(self, device: torch.device) -> Task:

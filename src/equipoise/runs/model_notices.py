@@ -54,7 +54,7 @@ def _tell_of_probabilities(trial: Task, x: Any) -> None:
 
 
 def _tell_of_missing_error(trial: Task, x: Any) -> None:
-    """Tell that the error is the loss, with all its terms, of a model with several outputs, of which none is known as scores."""
+    """Tell that the error is the loss, with all its terms, for a model with several outputs."""
     trial.scorer.eval()
     with torch.no_grad():
         outputs = trees.call(trial.module, trees.clone(x))
