@@ -9,6 +9,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.attacks import Backdoor, apply
 from equipoise.attacks.backdoor import stamp
+from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import InvalidData, InvalidParameter
@@ -215,9 +216,63 @@ def test_clients_own_models_are_probed_too(personal, engine):
     rows = result.clients.where("test")
     assert not rows.personal_metrics[COLUMN].isnan().any()
     own = result.personal.model(rows.client[0])
-    probe, _ = BackdoorProbe.of(data).splits["test"]
+    probe, _ = BackdoorProbe.of(data, Task.of(Always(0))).splits["test"]
     x, _ = probe.client(at=0)
     assert float((own(x).argmax(1) == 1).double().mean()) == pytest.approx(float(rows.personal_metrics[COLUMN][0]))
+
+
+class Several(nn.Module):
+    """Linear scores of images, with features and the scores' sizes beside them."""
+
+    def __init__(self, first="scores"):
+        super().__init__()
+        self.linear, self.first = nn.Linear(16, 3), first
+
+    def forward(self, x):
+        scores = self.linear(x.flatten(1))
+        return (scores, x.flatten(1)) if self.first == "scores" else (scores.norm(dim=1), scores)
+
+
+def first_entropy(outputs, targets):
+    return nn.functional.cross_entropy(outputs[0], targets, reduction="none")
+
+
+def last_entropy(outputs, targets):
+    return nn.functional.cross_entropy(outputs[-1], targets, reduction="none")
+
+
+def last_wrong(outputs, targets):
+    return (outputs[-1].argmax(1) != targets).float()
+
+
+@pytest.mark.filterwarnings("ignore:The model returns a tuple and no error is given")
+def test_the_backdoor_of_a_model_with_several_outputs_is_found_or_refused_before_the_first_round():
+    data = apply(FederatedData(images(), test=images(seed=1)), Backdoor(share=0.2, target=1, patch=2))
+    options = {"rounds": 1, "clients_per_round": 6, "progress": False}
+    for first, functions in (("scores", {"loss": first_entropy}), ("norm", {"loss": last_entropy, "error": last_wrong})):
+        result = eq.train(Several(first), data, **options, **functions)
+        scores = 0 if first == "scores" else -1
+        probe, _ = BackdoorProbe.of(data, result.task).splits["test"]
+        x, _ = probe.client(at=0)
+        rate = float((result.model(x)[scores].argmax(1) == 1).double().mean())
+        assert float(result.clients.where("test").metrics[COLUMN][0]) == pytest.approx(rate)
+    rounds = []
+    watch = type("Watch", (eq.types.Observer,), {"on_round": lambda self, report: rounds.append(report)})()
+    with pytest.raises(InvalidParameter, match=r"error must say under a backdoor which examples are wrong.*returns tuple"):
+        eq.train(Several("norm"), data, loss=last_entropy, observers=[watch], **options)
+    assert rounds == []
+
+
+def test_the_backdoor_of_a_model_with_one_score_is_found_by_its_error():
+    clients = images()
+    two = ClientSet(clients.x, clients.y.clamp(max=1), clients.offsets, clients.ids)
+    data = apply(FederatedData(two, test=two), Backdoor(share=0.2, target=1, patch=2))
+    model = nn.Sequential(nn.Flatten(), eq.models.Logistic(16))
+    nn.init.zeros_(model[1].weight), nn.init.constant_(model[1].bias, 1.0)  # every score is 1: always class 1
+    result = eq.train(
+        model, data, rounds=0, clients_per_round=2, loss=eq.models.Logistic.loss, error=eq.models.Logistic.error, progress=False
+    )
+    assert result.clients.where("test").metrics[COLUMN].nanmean() == 1
 
 
 def test_data_that_cannot_have_a_mark_are_refused():

@@ -1,5 +1,6 @@
 """What a model, a loss and an error mean together, and who is blamed when they do not fit."""
 
+import warnings
 from functools import partial
 
 import pytest
@@ -123,6 +124,44 @@ def test_the_right_part_is_blamed(options, words):
 def test_a_loss_that_mixes_the_batch_is_refused(ragged):
     with pytest.raises(IncompatibleParts, match="The loss of an example depends on the other examples"):
         eq.train(net(), ragged, rounds=1, clients_per_round=2, loss=mixing)
+
+
+class TwoExperts(nn.Linear):
+    """Scores of classes, and in training mode a term of the whole batch for each of its examples."""
+
+    def forward(self, x):
+        scores = super().forward(x)
+        term = scores.softmax(1).mean(0).square().sum() if self.training else torch.zeros(())
+        return scores, term.expand(len(x))
+
+
+def balanced_loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs[0], targets, reduction="none") + 0.5 * outputs[1]
+
+
+def first_wrong(outputs, targets):
+    return (outputs[0].argmax(1) != targets).float()
+
+
+def test_a_term_of_the_whole_batch_is_trained_where_forward_returns_it(ragged):
+    with pytest.raises(IncompatibleParts, match="let forward return it, expanded to one number per example in training mode"):
+        eq.train(net(), ragged, rounds=1, clients_per_round=2, loss=mixing, progress=False)
+    data = FederatedData(make_clients([6]), classes=3)
+    torch.manual_seed(0)
+    model, whole = TwoExperts(4, 3), eq.Algorithm(solver=eq.solvers.SGD(lr=0.5, batch_size=None))
+    result = eq.train(model, data, whole, rounds=1, clients_per_round=1, loss=balanced_loss, error=first_wrong, progress=False)
+    x, y = data.train.client(at=0)
+    balanced_loss(model.train()(x), y).mean().backward()
+    torch.testing.assert_close(result.model.weight, model.weight.detach() - 0.5 * model.weight.grad)
+
+
+def test_several_outputs_without_an_error_are_told_that_the_error_is_the_loss(ragged):
+    model, options = TwoExperts(4, 3), {"rounds": 0, "clients_per_round": 2, "progress": False}
+    with pytest.warns(EquipoiseNotice, match=r"returns a tuple and no error is given, so the error is the loss.*error="):
+        eq.train(model, ragged, loss=balanced_loss, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        eq.train(model, ragged, loss=balanced_loss, error=first_wrong, **options)
 
 
 def test_a_models_own_loss_given_by_hand_is_the_same():

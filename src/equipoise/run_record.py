@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 class NoTraining:
     """Stands for the algorithm of a model that was evaluated and not trained."""
 
+    sampler: None = None
     personal: None = None
     privacy: None = None
 

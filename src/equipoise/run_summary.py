@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from equipoise.core.error_names import ABSOLUTE, ZERO_ONE, error_definition, error_words
+from equipoise.core.error_names import ABSOLUTE, SHARES, ZERO_ONE, error_definition, error_words
 from equipoise.core.words import counted
 from equipoise.metrics import Interval, Summary
 from equipoise.report.data.over_seeds import MEDIAN, Spread, trivial_doubt
@@ -123,7 +123,7 @@ class RunSummary:
     def _measured(self) -> str:
         """Which error it is and what that measures; empty if it is not known."""
         named, meant = error_words(self.error_name, self.target), error_definition(self.error_name, self.target)
-        unit = ", from 0 to 1" if self.error_name == ZERO_ONE else ""
+        unit = ", from 0 to 1" if self.error_name in SHARES else ""
         return meant if meant.startswith(self.error_name) else f"{named}, {meant}{unit}"
 
 

@@ -313,3 +313,44 @@ def test_lists_of_clients_are_told_of_from_dict():
     assert "from_dict" not in str(caught.value)
     with pytest.raises(InvalidParameter, match=r"Write dict\(enumerate\(…\)\)"):
         eq.data.from_dict(list(zip(*per_client([3, 4]), strict=True)))
+
+
+SECONDS = 1700000000.25 + 60.0 * np.arange(12)  # float32 rounds them to multiples of 128
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "named"),
+    [
+        (np.stack([np.arange(12) / 7, SECONDS], axis=1), Y, "x in column 1"),
+        (pd.DataFrame({"age": np.arange(12) / 7, "seen": SECONDS}), Y, "x in column 'seen'"),
+        ({"seen": SECONDS}, Y, r"x\['seen'\]"),
+        (X, SECONDS, "y"),
+        (np.stack([SECONDS] * 5, axis=1), Y, "x in column 0, x in column 1, x in column 2, 2 more of x"),
+        ([[16777217.0], [16777216.0]] * 6, Y, "x in column 0"),
+    ],
+    ids=["column", "named column", "leaf", "target", "many", "collapsed"],
+)
+def test_rounding_to_float32_that_blurs_a_column_is_told(x, y, named):
+    with pytest.warns(
+        EquipoiseNotice, match=rf"^visits: numbers become float32.*1% of their standard deviation: {named}\. Sub"
+    ):
+        eq.data.from_arrays(x, y, OWNERS, split_by="examples", name="visits")
+    if isinstance(x, np.ndarray):
+        rows = {str(owner): (x[owner == OWNERS], y[owner == OWNERS]) for owner in np.unique(OWNERS)}
+        with pytest.warns(EquipoiseNotice, match=rf"{named}\. Subtract"):
+            eq.data.from_dict(rows, split_by="examples")
+
+
+def test_ordinary_rounding_to_float32_is_not_told():
+    wide = 1700000000.25 + 86400.0 * np.arange(12)  # days: rounding to 128 s is small beside them
+    x = np.stack([np.full(12, 0.1), np.arange(12) / 10, np.full(12, SECONDS[0]), wide, 1 + 1e-15 * np.arange(12)], axis=1)
+    eq.data.from_arrays(x, wide, OWNERS, split_by="examples")  # notices are errors here
+    pairs = {str(owner): (wide[owner == OWNERS][:, None], Y[:3]) for owner in np.unique(OWNERS)}
+    eq.data.from_dict(pairs, split_by="examples")
+    eq.data.from_arrays(X.astype(np.float32), SECONDS.astype(np.float32), OWNERS, split_by="examples")  # rounded by the user
+
+
+def test_a_numeric_target_of_a_table_that_float32_blurs_is_told():
+    frame = pd.DataFrame({"client": OWNERS, "age": np.arange(12) / 7, "end": SECONDS})
+    with pytest.warns(EquipoiseNotice, match=r"column 'end': numbers become float32.*standard deviation: the target\."):
+        eq.data.from_frame(frame, client="client", target="end", split_by="examples")

@@ -20,6 +20,7 @@ from equipoise.engines import Loop, Simulator
 from equipoise.engines.simulator.calibration import Choice
 from equipoise.engines.simulator.cuda.client_streams import SideBySide, SideBySideChannelsLast
 from equipoise.engines.simulator.cuda.step_graphs import StepGraphs
+from equipoise.errors import InvalidParameter
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import zoo
@@ -172,3 +173,22 @@ def test_explain_says_how_a_model_is_trained():
     )
     assert "batched autograd      taken" in text
     assert "batched and plain gradients differ by" in text
+
+
+def test_explain_takes_the_options_of_a_run():
+    _, data = task_and_data("tabular")
+    refused = []
+
+    def error(outputs, targets):
+        refused.append(len(targets))
+        return zoo.loss_of(outputs, targets)
+
+    options = {
+        "loss": zoo.loss_of, "error": error, "metrics": {}, "seed": 3, "clients_per_round": 2, "rounds": 5, "progress": False,
+        "evaluate_every": 2, "name": "mine",
+    }  # fmt: skip
+    text = eq.explain(lambda seed: zoo.Tabular(), lambda seed: data, eq.Algorithm(), **options)
+    assert text.startswith("Local work: Tabular")
+    assert refused  # the error was tried
+    with pytest.raises(InvalidParameter, match=r"eval_every must be an option of train.*Did you mean 'evaluate_every'"):
+        eq.explain(zoo.Tabular(), data, loss=zoo.loss_of, eval_every=2)

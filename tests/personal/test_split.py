@@ -194,6 +194,15 @@ def test_names_are_found_by_pattern_module_and_type():
         kept_names(net, ("nothing",))
 
 
+def test_a_model_without_normalisation_is_told_so(ragged):
+    plain, layers = nn.Linear(ragged.features, ragged.classes), nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    algorithm = eq.Algorithm(personal=eq.personal.FedBN())
+    with pytest.raises(InvalidParameter, match=r"model must have a normalisation layer.*kept='normalisation', but is 'Linear'"):
+        eq.train(plain, ragged, algorithm, rounds=1, clients_per_round=2, progress=False)
+    with pytest.raises(InvalidParameter, match="model must have a normalisation layer with running statistics"):
+        kept_names(layers, ("statistics",))
+
+
 def test_with_nothing_of_its_own_to_keep_it_is_fedavg():
     # A pattern must match something, so a parameter without influence is kept: the rest is FedAvg up to rounding.
     class Idle(Net):

@@ -71,6 +71,40 @@ def test_differences_are_of_pairs_with_students_interval(trained):
     assert "not corrected for looking at 2 methods" in text
 
 
+class Drawn:
+    """A sampler of a user's own, which shows itself as Python shows any object."""
+
+    def __call__(self, round_index, alpha, *, clients_per_round, seed):
+        raise NotImplementedError
+
+
+def test_methods_with_other_samplers_are_said_not_to_share_cohorts(trained, tmp_path):
+    made = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL, "own": NOISE, "full": TAIL})
+    assert "cohorts in another way" not in made.summary() + made.to_latex(baseline="FedAvg")
+    for name, sampler in (("tail", eq.sampling.Uniform()), ("own", Drawn()), ("full", eq.sampling.Full())):
+        algorithm = eq.Algorithm(sampler=sampler)  # Uniform is the default
+        made.results[name][:] = [replace(run, algorithm=algorithm) for run in made.results[name]]
+    said = "own and full draw cohorts in another way than FedAvg: these differences are paired by data, batches and initial"
+    page = made.report(tmp_path / "r.html").read_text().replace("\u00a0", " ")
+    for text in (made.summary(), str(made.differences()), made.to_latex(baseline="FedAvg"), page):
+        assert said in text
+    alike = eq.Comparison({name: made.results[name] for name in ("FedAvg", "tail")})
+    assert "cohorts in another way" not in alike.summary()
+    one = eq.Comparison({name: made.results[name] for name in ("FedAvg", "full")})
+    assert "full draws cohorts in another way than FedAvg: this difference is paired by data" in one.summary()
+
+
+def test_bold_cells_say_what_their_intervals_cover_without_a_baseline_too(trained):
+    errors = {"FedAvg": [[0.1 * k, 0.2, 0.3, 0.4, 0.5, 0.6] for k in (1, 2, 3)], "tail": [[0.0] * 6] * 3}
+    same = made_of(trained, errors).to_latex(figures=["mean"])
+    assert r"\textbf{0.000" in same
+    assert "Each interval covers the randomness of training, and not the choice of clients" in same
+    drawn = made_of(trained, errors, version=str)  # data are a function of the seed
+    for text in (drawn.to_latex(figures=["mean"]), drawn.to_latex(figures=["mean"], baseline="FedAvg")):
+        assert text.count("too narrow in general if the data of seeds share clients or examples") == 1
+    assert "Each interval covers" not in made_of(trained, {"FedAvg": FEDAVG, "noise": NOISE}).to_latex(figures=["mean"])
+
+
 def test_too_few_seeds_are_undecided_and_so_are_equal_runs(trained, tmp_path):
     two = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL, "same": FEDAVG}, seeds=2)
     assert two.differences()["tail"].verdict == "undecided"

@@ -40,8 +40,8 @@ def trained(frame=PRICES, target="price", **options):
         ({"error": nn.L1Loss(reduction="none")}, "absolute error of price", "|prediction − price|, averaged"),
         (
             {"error": mean_absolute_error},
-            "mean absolute error of price",
-            "mean absolute error, averaged over a client's examples",
+            "mean_absolute_error of price",
+            "mean_absolute_error, averaged over a client's examples",
         ),
         ({"frame": DEAR, "target": "dear"}, "0-1 error", "the share of a client's examples that the model gets wrong"),
     ],
@@ -51,7 +51,7 @@ def test_tables_and_pages_name_the_error(tmp_path, options, named, meant):
     assert run.measured == named
     assert "error: " in str(run.summary())
     assert meant in str(run.summary())
-    title = named[0].upper() + named[1:]
+    title = named if options.get("error") is mean_absolute_error else named[0].upper() + named[1:]
     assert eq.Comparison({"run": [run]}).summary().startswith(f"{title} over 8 test clients, 1 seed")
     page = Page(run.report(tmp_path / "r.html"))
     assert page.by_id["table-numbers-caption"].startswith(f"{title} over 8 test clients")
@@ -72,6 +72,35 @@ def test_errors_of_a_number_are_never_percent(tmp_path):
     assert str(comparison_table([trained(DEAR, "dear")]).title).startswith("0-1 error in % over 8 test clients")
 
 
+def labels_of_points(labels: int):
+    """40 points of 4 clients, each with several labels."""
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    y = (x @ torch.randn(3, labels, generator=torch.Generator().manual_seed(1)) > 0.5).float()
+    return eq.data.from_arrays(x, y, [f"c{row % 4}" for row in range(40)], split_by="examples", test=0.5)
+
+
+def mean_of_labels(outputs, targets):
+    return nn.functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(1)
+
+
+@pytest.mark.parametrize("labels", [1, 5])
+def test_errors_of_several_labels_count_labels_and_not_examples(labels, tmp_path):
+    data = labels_of_points(labels)
+    run = eq.train(nn.Linear(3, labels), data, rounds=1, clients_per_round=2, loss=mean_of_labels, progress=False)
+    named = "Share of wrong labels" if labels > 1 else "0-1 error"
+    assert run.measured == named[:1].lower() + named[1:]
+    comparison = eq.Comparison({"run": [run]})
+    assert comparison.to_latex(percent=True).split("raggedright ")[1].startswith(rf"{named} in \% over 4 test clients")
+    assert comparison.summary().startswith(f"{named} over 4 test clients")
+    texts = (str(run.summary()), run.report(tmp_path / "r.html").read_text().replace("&#x27;", "'"))
+    for text in texts:
+        assert ("the share of a client's examples that the model gets wrong" in text) == (labels == 1)
+        assert ("an example's wrong labels divided by all its labels" in text) == (labels > 1)
+    clients = data.test
+    wrong = [((run.model(x) > 0) != (y > 0.5)).double().mean() for x, y in (clients.client(at=k) for k in range(len(clients)))]
+    assert run.summary().error.mean == pytest.approx(float(torch.stack(wrong).mean()))
+
+
 def test_losses_are_named():
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     data = eq.data.from_arrays(x, x.sum(1), [f"c{row % 4}" for row in range(40)], split_by="examples")
@@ -85,7 +114,7 @@ def test_names_of_methods_and_of_functions():
 
     assert error_name(Own().error, "Own") == "Own.error"
     assert error_name(lambda outputs, targets: 0) == "own error"
-    assert error_name(mean_absolute_error) == "mean absolute error"
+    assert error_name(mean_absolute_error) == "mean_absolute_error"
 
 
 def test_the_headline_says_that_a_method_is_no_better_than_the_trivial_answer(tmp_path):

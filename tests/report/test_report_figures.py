@@ -102,11 +102,25 @@ def test_the_tradeoff_is_the_table(study):
         seeds, point = of_method(figure, index, mode="markers")
         mean, tail = method.figures["mean"], method.figures["percentile_90"]
         assert (point["x"], point["y"]) == ([pytest.approx(100 * mean.mean)], [pytest.approx(100 * tail.mean)])
-        assert point["error_x"]["array"] == [pytest.approx(100 * mean.deviation)]
-        assert point["error_y"]["array"] == [pytest.approx(100 * tail.deviation)]
+        assert point["error_x"]["array"] == [pytest.approx(100 * min(mean.deviation, 1 - mean.mean))]
+        assert point["error_y"]["array"] == [pytest.approx(100 * min(tail.deviation, 1 - tail.mean))]
+        assert point["error_y"]["arrayminus"] == [pytest.approx(100 * min(tail.deviation, tail.mean))]
         assert study.scale.spread(mean, 2) in point["hovertext"]
         assert np.mean(seeds["x"]) == pytest.approx(100 * mean.mean)
     assert interactive.tradeoff(Study.of(study.methods[0].runs)) is None
+
+
+def test_bars_of_shares_end_at_all_of_them(comparison):
+    def with_errors(run, value):
+        rows = run.clients
+        return replace(run, clients=replace(rows, error=torch.full_like(rows.error, value), trivial_error=None))
+
+    runs = [with_errors(run, (0.7, 1.0)[run.seed]) for run in comparison.all_results]  # 0.85 ± 0.21
+    bars = of_method(interactive.tradeoff(Study.of(runs)), 0, mode="markers")[1]["error_x"]
+    assert (bars["array"], bars["arrayminus"]) == ([pytest.approx(15.0)], [pytest.approx(100 * 0.15 * 2**0.5)])
+    (drawing,) = static.tradeoff(Study.of(runs)).axes
+    ends = [segment for lines in drawing.collections for segment in lines.get_segments()]
+    assert max(float(end.max()) for end in ends) == pytest.approx(100.0)
 
 
 def test_the_curves_end_at_the_table(study):

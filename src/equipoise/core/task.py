@@ -89,6 +89,7 @@ class Task:
     carried: CarriedLayout = field(default_factory=CarriedLayout)
     mixes: bool = False  # in training an example's output depends on the others of its batch, which is never padded
     smallest_batch: int = 1  # examples that a batch must have to be trained on
+    several_labels: bool = False  # an example has several targets, as in a multi-label task or a sequence
 
     @classmethod
     def of(cls, model: nn.Module, loss: PerExample | None = None, error: PerExample | None = None) -> Task:
@@ -165,8 +166,8 @@ class Task:
 
     @property
     def error_name(self) -> str:
-        """What the error measures, in words: "0-1 error", "squared error", or the name of the user's own function."""
-        return error_name(self.error, type(self.module).__name__)
+        """What the error measures, in words, e.g. "0-1 error" or "share of wrong labels"; or the name of a user's function."""
+        return error_name(self.error, type(self.module).__name__, several_labels=self.several_labels)
 
     def to(self, device: torch.device) -> Task:
         """A copy of the task with the module's constants on a device, in training mode, whatever mode it was left in."""

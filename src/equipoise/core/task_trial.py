@@ -60,15 +60,24 @@ def try_task(task: Task, data: FederatedData) -> Task:
         alone = [trial.scores(params, trees.clone(one), target) for one, target in single]
         for place, what in enumerate(("loss", "error")):
             if not nearly_equal(several[place], torch.cat([scores[place] for scores in alone])):
+                term = (
+                    " A term of the whole batch, such as load balancing of experts: let forward return it, expanded to one "
+                    "number per example in training mode and zeros in evaluation mode, and add it in the loss."
+                )
                 raise IncompatibleParts(
                     f"The {what} of an example depends on the other examples in its batch, which padding and averaging "
                     "over clients both break.",
-                    "Compute it from the example's own outputs and target.",
+                    f"Compute it from the example's own outputs and target.{term * (what == 'loss')}",
                 )
         _refuse_padding(trial, data, params.detach())
         if use.mixes:
             _refuse_padding_in_training(trial, data, params.detach())
-    return _trained_as(wanted, use)
+    return replace(_trained_as(wanted, use), several_labels=_has_several_labels(y))
+
+
+def _has_several_labels(y: Any) -> bool:
+    """Whether an example has several targets: y (B, …) are those of some examples."""
+    return isinstance(y, Tensor) and y.dim() > 1 and y[0].numel() > 1
 
 
 def _refuse_buffers_with_gradients(task: Task) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.core.trees import named_leaves
+from equipoise.data.float32_rounding import Float32Rounding
 from equipoise.data.ragged import Ragged
 from equipoise.data.visited import Visited
 from equipoise.errors import InvalidData, is_integer, is_number
@@ -19,28 +20,28 @@ from equipoise.errors import InvalidData, is_integer, is_number
 _ROWS_PER_CHECK = 65_536
 
 
-def as_tree(name: str, values: Any, rows: int | None = None) -> Any:
+def as_tree(name: str, values: Any, rows: int | None = None, rounding: Float32Rounding | None = None) -> Any:
     """Inputs or targets as a tensor, or as a tuple or dict of leaves.
 
     A tuple is one of several inputs if its entries are arrays, one of them of `rows` rows, where that is known; or if one is a
-    tuple or dict, which is refused. Other tuples are arrays.
+    tuple or dict, which is refused. Other tuples are arrays. `rounding` takes note of what float32 does to the numbers.
     """
     if isinstance(values, dict):
         if not values or not all(isinstance(key, str) for key in values):
             raise InvalidData(f"{name} as a dict must map names of the model's arguments to arrays.")
-        return {key: _entry(f"{name}[{key!r}]", leaf) for key, leaf in values.items()}
+        return {key: _entry(f"{name}[{key!r}]", leaf, rounding) for key, leaf in values.items()}
     if isinstance(values, tuple) and values and _is_tree(values, rows):
-        return tuple(_entry(f"{name}[{i}]", leaf) for i, leaf in enumerate(values))
-    return as_leaf(name, values)
+        return tuple(_entry(f"{name}[{i}]", leaf, rounding) for i, leaf in enumerate(values))
+    return as_leaf(name, values, rounding)
 
 
-def _entry(name: str, leaf: Any) -> Any:
+def _entry(name: str, leaf: Any, rounding: Float32Rounding | None) -> Any:
     """A leaf of a tuple or dict, which is neither itself."""
     if isinstance(leaf, dict) or (isinstance(leaf, tuple) and any(map(_is_array, leaf))):
         raise InvalidData(
             f"{name} is a {type(leaf).__name__}, but inputs and targets are trees of one level. Move its arrays up one level."
         )
-    return as_leaf(name, leaf)
+    return as_leaf(name, leaf, rounding)
 
 
 def _is_tree(values: tuple[Any, ...], rows: int | None) -> bool:
@@ -61,7 +62,7 @@ def _has_array(value: Any) -> bool:
     return hasattr(type(value), "__array__") and hasattr(type(value), "__len__")
 
 
-def as_leaf(name: str, values: Any) -> Any:
+def as_leaf(name: str, values: Any, rounding: Float32Rounding | None = None) -> Any:
     """A tensor of finite numbers, or sequences; float64 becomes float32, in which models work by default."""
     if isinstance(values, Visited):
         return values
@@ -86,6 +87,8 @@ def as_leaf(name: str, values: Any) -> Any:
         row = int((~torch.isfinite(single)).nonzero()[0, 0])
         largest = tensor[row].abs().max().item()
         raise InvalidData(f"{name}, row {row} holds {largest:.3g}, beyond the largest float32, 3.4e38. Scale {name}.")
+    if rounding is not None:
+        rounding.add(name, tensor, single, _column_names(values))
     return single
 
 

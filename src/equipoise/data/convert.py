@@ -14,6 +14,7 @@ from equipoise.core.trees import leaves, map_tree
 from equipoise.data.arrays import as_tree, client_of_rows, first_line, row_counts, rows_by_client
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
+from equipoise.data.float32_rounding import Float32Rounding
 from equipoise.data.label_range import IGNORE
 from equipoise.data.leaves import first_bare_row, per_leaf, taken
 from equipoise.data.packed_rows import offsets_of
@@ -76,9 +77,10 @@ def pack_rows(
     ignore_index: int = IGNORE,
 ) -> ClientSet:
     """The clients of arrays with one client per row, in the order of their names."""
+    rounding = Float32Rounding()
     try:
         which, ids = client_of_rows(client)
-        x, y = as_tree("x", x, len(which)), as_tree("y", y, len(which))
+        x, y = as_tree("x", x, len(which), rounding), as_tree("y", y, len(which), rounding)
     except InvalidData as failure:
         stop = "" if failure.args[0].endswith(".") else "."
         hint = f"{stop} {_PER_CLIENT}" if _holds_clients(x, y) else ""
@@ -88,6 +90,7 @@ def pack_rows(
         shown = ", ".join(f"{leaf} {count}" for leaf, count in counts.items())
         raise InvalidData(f"{name}: the numbers of rows differ ({shown}); each example needs all of them.")
     _refuse_odd_targets(y, name, classes, ignore_index, lambda row: f"row {row} of y")
+    rounding.tell(name)
     rows, sizes = rows_by_client(which, len(ids))
     made = ClientSet.trusted(
         x=map_tree(lambda leaf: taken(leaf, rows), x),
@@ -133,14 +136,14 @@ def from_dict(
     if isinstance(clients, list | tuple) and len(clients) > 0:
         fix = "Write dict(enumerate(…)) for a list of pairs (x, y)."
     require(good, "clients", "must map client ids to (x, y)", type(clients).__name__, fix)
-    triples = []
+    triples, rounding = [], Float32Rounding()
     for owner, pair in clients.items():
         if not (isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2):
             raise InvalidData(f"{name}: client {owner!r} must be a pair (x, y), but is {type(pair).__name__}.")
         _, (who,) = client_of_rows([owner])
         try:
-            y = as_tree("y", pair[1])
-            x = as_tree("x", pair[0], len(leaves(y)[0])) if len(leaves(y)[0]) else None
+            y = as_tree("y", pair[1], rounding=rounding)
+            x = as_tree("x", pair[0], len(leaves(y)[0]), rounding) if len(leaves(y)[0]) else None
         except InvalidData as failure:
             raise InvalidData(f"{name}: client {who!r}: {failure}") from None
         if x is None:
@@ -148,6 +151,7 @@ def from_dict(
         triples.append((who, x, y))
     packed = ClientSet.pack(triples, scale=scale, shift=shift, source=name)
     _refuse_odd_targets(packed.y, name, classes, ignore_index, packed.place)
+    rounding.tell(name)
     return _split(packed, split_by, validation, test, seed, name, classes, ignore_index)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from equipoise.data.clients import prefix
 from equipoise.data.column_kinds import LIKE_MISSING, misread_text, numbers_of_kind
+from equipoise.data.float32_rounding import Float32Rounding
 from equipoise.data.missing_cells import refuse_missing
 from equipoise.data.table_column import TableColumn, shown_names, sorted_names
 from equipoise.errors import InvalidData, notify, require
@@ -61,6 +62,9 @@ class TargetRule:
                 raise InvalidData(
                     f"{column}, the target, holds numbers near {values[0]:g} that float32 cannot tell apart. Shift or scale it."
                 )
+            exact, rounding = torch.from_numpy(values), Float32Rounding()
+            rounding.add("the target", exact, exact.float())
+            rounding.tell(str(column))
             distinct = np.unique(values)
             few = len(distinct) <= max(2, min(20, len(values) // 2)) and bool((distinct == distinct.round()).all())
             if kind is None and by_type == "number" and few:

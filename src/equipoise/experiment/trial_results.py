@@ -70,10 +70,18 @@ def cell_text(value: Any) -> str:
 
 
 def spread_text(spread: Spread | None, seeds: int) -> str:
-    """The criterion with five digits, ± standard deviation over seeds; a dash for None."""
+    """The criterion with five digits, ± standard deviation over seeds to as many places; a dash for None.
+
+    >>> from equipoise.report.data.over_seeds import Spread
+    >>> spread_text(Spread(0.554167, 0.05), 3), spread_text(Spread(12.3456, 0.7), 3), spread_text(Spread(0.5, 0.0), 1)
+    ('0.55417 ± 0.05000', '12.346 ± 0.700', '0.5')
+    """
     if spread is None:
         return "–"
-    return f"{spread.mean:.5g}" + (f" ± {spread.deviation:.2g}" if seeds > 1 else "")
+    if seeds == 1 or not math.isfinite(spread.mean) or not 1e-3 <= abs(spread.mean) < 1e5:
+        return f"{spread.mean:.5g}" + (f" ± {spread.deviation:.2g}" if seeds > 1 else "")
+    places = 4 - math.floor(math.log10(abs(spread.mean)))
+    return f"{spread.mean:.{places}f} ± {spread.deviation:.{places}f}"
 
 
 def noise_words(results: Sequence[TrialResult], where: str = "", name_of: Callable[[Values], str] = trial_name) -> str:

@@ -48,10 +48,22 @@ def kept_names(module: nn.Module, kept: Iterable[str]) -> set[str]:
         else:
             parts = {name for name in names if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")}
         if not parts:
+            if pattern in (NORMALISATION, STATISTICS):
+                _refuse_missing_layers(module, pattern)
             known = ", ".join(sorted(name for name, _ in module.named_parameters())[:12])
             raise InvalidParameter("kept", "must match names of the model's parameters", pattern, f"They are: {known}.")
         found |= parts
     return found
+
+
+def _refuse_missing_layers(module: nn.Module, pattern: str) -> None:
+    """Refuse to keep normalisation layers, or their statistics, of a model that has none."""
+    holds = "parameters or statistics" if pattern == NORMALISATION else "running statistics"
+    raise InvalidParameter(
+        "model", f"must have a normalisation layer with {holds}, which clients keep by kept={pattern!r}", type(module).__name__,
+        "It has none. Put e.g. BatchNorm or GroupNorm into the model, or keep a part by its name: "
+        'personal.FedPer("head").',
+    )  # fmt: skip
 
 
 def kept_mask(task: Task, kept: Iterable[str]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Notices on a model before its run: outputs that are probabilities already, and parameters that only weight decay moves."""
+"""Notices on a model before its run: probabilities as outputs, an error that is the loss, parameters that only decay."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ _TRIED = 8  # examples
 def tell_of_model(task: Task, data: FederatedData, solver: LocalSolver) -> None:
     """Try a model on a few examples, and tell of what trains without an error but not as its user expects."""
     decays = _decays(solver)
-    if not (decays or has_default_loss(task)):
+    if not (decays or has_default_loss(task) or task.error_is_loss):
         return
     trial, rows = task.to(torch.device("cpu")), torch.arange(max(3, min(_TRIED, data.train.examples))) % data.train.examples
     x, y = (trees.map_tree(Tensor.cpu, part(rows, task.layout.dtype)) for part in (data.train.inputs, data.train.targets))
     with torch.random.fork_rng(devices=[]):
         if has_default_loss(task):
             _tell_of_probabilities(trial, x)
+        if task.error_is_loss:
+            _tell_of_missing_error(trial, x)
         if decays:
             _tell_of_unused_parameters(trial, x, y)
 
@@ -49,6 +51,18 @@ def _tell_of_probabilities(trial: Task, x: Any) -> None:
     sums = outputs.double().sum(1)
     if bool((outputs >= 0).all()) and bool(((sums - 1).abs() <= 8 * torch.finfo(outputs.dtype).eps * outputs.shape[1]).all()):
         notify("The outputs look like probabilities; cross-entropy takes logits. Remove the softmax.")
+
+
+def _tell_of_missing_error(trial: Task, x: Any) -> None:
+    """Tell that the error is the loss, with all its terms, for a model with several outputs."""
+    trial.scorer.eval()
+    with torch.no_grad():
+        outputs = trees.call(trial.module, trees.clone(x))
+    if not isinstance(outputs, Tensor):
+        notify(
+            f"The model returns a {type(outputs).__name__} and no error is given, so the error is the loss, with all terms. "
+            "Give error=…, e.g. error=lambda outputs, y: (outputs[0].argmax(-1) != y).float() for classes."
+        )
 
 
 def _tell_of_unused_parameters(trial: Task, x: Any, y: Any) -> None:

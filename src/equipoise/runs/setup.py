@@ -37,7 +37,7 @@ from equipoise.privacy.observer_table import PrivacyTable
 from equipoise.result import Result
 from equipoise.round import Unprotected
 from equipoise.runs.averaged_model import AveragedModel
-from equipoise.runs.backdoor_rate import BackdoorProbe
+from equipoise.runs.backdoor_rate import BackdoorProbe, try_success
 from equipoise.runs.carried_rules import check_smallest_batches, refuse_unfit_for_carried
 from equipoise.runs.error_spread import with_error_spread
 from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, sample_sizes
@@ -126,7 +126,7 @@ class Setting:
     @cached_property
     def probe(self) -> BackdoorProbe | None:
         """Marked examples, where the data are under attack by a backdoor."""
-        return BackdoorProbe.of(self.data)
+        return BackdoorProbe.of(self.data, self.task)
 
     def begin(self, rows: Path | None = None, solver_rows: Path | None = None) -> ServerState:
         """The state before the first round; what clients keep between rounds goes to the files `rows` and `solver_rows`."""
@@ -259,6 +259,7 @@ def set_up(
         refuse_wrong_rates(solver, rounds, int(data.train.host_sizes.max()))
     if traits.network is None:
         tell_of_model(task, data, algorithm.solver)
+        try_success(task, data)
     try_own_parts(algorithm, data.train.ids, alpha, clients_per_round, seed)
     personal: PersonalWork | None = None
     adaptation: PersonalWork | None = None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equipoise.client_metrics import ClientMetrics
 from equipoise.client_table import ClientTable
-from equipoise.core.error_names import ZERO_ONE
+from equipoise.core.error_names import SHARES
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines.flower.secure.evaluations import BY_POLICY, UNKNOWN, list_absent, unknown_table
@@ -48,7 +48,7 @@ class NodeScores:
         engine, members = self.engine, self.engine.federation.members
         may = [client for client, member in members.items() if member.evaluates]
         scores = self._ask_at(params, may, metrics) if may else {}
-        shares = engine.task.error_name == ZERO_ONE
+        shares = engine.task.error_name in SHARES
         wrong = {client: why for client, found in scores.items() if (why := wrong_scores(found.values(), shares=shares))}
         if len(wrong) < len(scores):  # where all are wrong, the model is
             scores = {client: found for client, found in scores.items() if client not in wrong}

@@ -47,6 +47,17 @@ class Spread:
         squares = math.fsum((v - mean) ** 2 for v in numbers)
         return cls(mean, math.sqrt(squares / (len(numbers) - 1)) if len(numbers) > 1 else 0.0)
 
+    def reach(self, *, within_shares: bool) -> tuple[float, float]:
+        """How far a bar of ± one deviation reaches below and above the mean; `within_shares` cuts it off at 0 and 1.
+
+        >>> down, up = Spread(0.9, 0.2).reach(within_shares=True)
+        >>> down, round(up, 6)
+        (0.2, 0.1)
+        """
+        if not within_shares:
+            return self.deviation, self.deviation
+        return min(self.deviation, max(self.mean, 0.0)), min(self.deviation, max(1.0 - self.mean, 0.0))
+
 
 def figures_of(runs: Sequence[RunRecord]) -> dict[str, Spread]:
     """The figures of one method over its seeds: of the error, as a fraction, trained clients per round, and seconds.

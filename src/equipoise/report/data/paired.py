@@ -1,7 +1,8 @@
 """Paired differences: what a method changes against a baseline in each seed, and whether the seeds tell it from chance.
 
-Methods share data, cohorts, batches and initial weights in a seed. What a seed does to both cancels in their difference, so
-that the spread of the differences, and not that of each method, says how far a comparison can be trusted.
+Methods share data, batches and initial weights in a seed, and cohorts if they have the same sampler. What a seed does to both
+cancels in their difference, so that the spread of the differences, and not that of each method, says how far a comparison can
+be trusted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from equipoise import sampling
 from equipoise.errors import InvalidParameter, nearest_name
 from equipoise.metrics import Interval
 from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of
@@ -204,6 +206,7 @@ class Differences:
     what: str  # the column and the clients in words
     rows: tuple[PairedDifference, ...]
     covers: str = ""  # what the intervals cover, in words
+    cohorts: str = ""  # which methods do not share the cohorts of the baseline, in a sentence
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -244,11 +247,34 @@ class Differences:
         return "\n".join([title, *self.lines(), " ".join(filter(None, (RULE, self._covered())))])
 
     def _covered(self) -> str:
-        """What the intervals cover, and that they are not corrected for looking at several methods."""
+        """What the intervals cover, that they are not corrected for several methods, and which cohorts differ."""
         covered = f"The interval covers {self.covers}." if self.covers else ""
-        return " ".join(filter(None, (covered, uncorrected_words(len(self.rows)))))
+        return " ".join(filter(None, (covered, uncorrected_words(len(self.rows)), self.cohorts)))
 
     __repr__ = __str__
+
+
+def cohort_words(methods: Mapping[str, Sequence[RunRecord]], baseline: str) -> str:
+    """That some methods draw cohorts in another way than the baseline; empty if all draw alike."""
+    drawn = {name: _drawn(runs[0]) for name, runs in methods.items() if runs}
+    others = [name for name, how in drawn.items() if how != drawn.get(baseline, how)]
+    if not others:
+        return ""
+    one = len(others) == 1
+    named = " and ".join(filter(None, [", ".join(others[:-1]), others[-1]]))
+    return (
+        f"{named} {'draws' if one else 'draw'} cohorts in another way "
+        f"than {baseline}: {'this difference is' if one else 'these differences are'} paired by data, batches and initial "
+        "weights, not by cohorts."
+    )
+
+
+def _drawn(run: RunRecord) -> tuple[str, int]:
+    """How a run draws cohorts, for comparison: its sampler as it shows itself, and the clients per round."""
+    usual = sampling.Uniform() if run.algorithm.privacy is None else sampling.Poisson()
+    sampler = usual if run.algorithm.sampler is None else run.algorithm.sampler
+    plain = type(sampler).__repr__ is object.__repr__
+    return type(sampler).__qualname__ if plain else repr(sampler), run.clients_per_round
 
 
 def uncorrected_words(methods: int) -> str:

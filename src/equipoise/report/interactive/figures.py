@@ -160,15 +160,19 @@ def tradeoff(study: Study) -> Json | None:
                 "marker": {"color": colour(index), "size": 6, "opacity": 0.5}, "hoverinfo": "text", "hovertext": words,
                 "showlegend": False, "legendgroup": str(index), "name": label(method.name),
             })  # fmt: skip
-        spread = study.in_unit(np.array([mean.mean, tail.mean, mean.deviation, tail.deviation]))
+        spread = study.in_unit(np.array([mean.mean, tail.mean]))
+        reaches = {"x": mean.reach(within_shares=scale.percent), "y": tail.reach(within_shares=scale.percent)}
         bars = {
-            f"error_{axis}": {"type": "data", "array": as_json([width]), "thickness": 1.2, "width": 0, "color": colour(index)}
-            for axis, width in zip("xy", spread[2:], strict=True)
-            if len(method.runs) > 1 and math.isfinite(width)
-        }
+            f"error_{axis}": {
+                "type": "data", "symmetric": False, "array": as_json(study.in_unit(np.array([up]))),
+                "arrayminus": as_json(study.in_unit(np.array([down]))), "thickness": 1.2, "width": 0, "color": colour(index),
+            }
+            for axis, (down, up) in reaches.items()
+            if len(method.runs) > 1 and math.isfinite(up)
+        }  # fmt: skip
         written = [scale.spread(value, len(method.runs)) + scale.unit for value in (mean, tail)]
         data.append({
-            "type": "scatter", "mode": "markers", "x": as_json(spread[:1]), "y": as_json(spread[1:2]), **bars,
+            "type": "scatter", "mode": "markers", "x": as_json(spread[:1]), "y": as_json(spread[1:]), **bars,
             "marker": {"color": colour(index), "size": 13, "symbol": theme.MARKS[index % len(theme.MARKS)]},
             "hoverinfo": "text", "name": label(method.name), "legendgroup": str(index),
             "hovertext": f"<b>{label(method.name)}</b><br>mean {noun} {written[0]}<br>90th percentile {written[1]}",

@@ -110,7 +110,10 @@ def tradeoff(study: Study) -> Figure | None:
         x, y = (study.in_unit(values) for values in method.mean_and_tail())
         if len(x) > 1:
             axes.plot(x, y, "o", color=colour(index), markersize=4, alpha=0.45, linewidth=0, markeredgewidth=0)
-            across, up = (study.in_unit(np.array(method.figures[key].deviation)) for key in ("mean", "percentile_90"))
+            across, up = (
+                study.in_unit(np.array(method.figures[key].reach(within_shares=study.scale.percent)))[:, None]
+                for key in ("mean", "percentile_90")
+            )
             axes.errorbar(x.mean(), y.mean(), xerr=across, yerr=up, color=colour(index), linewidth=1, fmt="none")
         axes.plot(
             x.mean(), y.mean(), drawing.MARKS[index % len(drawing.MARKS)], color=colour(index), markersize=9,

@@ -20,6 +20,7 @@ def captions(study: Study) -> dict[str, Caption]:
     ninetieth = "90th percentile, to the left of which nine of ten lie"
     if study.seeds > 1:
         ninetieth = "the 90th percentile, mean over seeds"
+    cut = ", cut off at 0 and 100 %" if study.scale.percent else ""
     weighed = f"{study.judged.weighed}," if study.judged.weighed else ""
     logarithmic = " The axis is logarithmic." if study.spans_decades() else ""
     smoothed = f" Averaged over {window} rounds." if (window := _window(study)) > 1 else ""
@@ -38,7 +39,7 @@ def captions(study: Study) -> dict[str, Caption]:
         "tradeoff": (
             "Tail against mean: lower left is better",
             f"The 90th percentile over the mean {noun} of each method{', over benign clients' if benign else ''}."
-            + (" Crosses: ± standard deviation over seeds; small points: single seeds." if study.seeds > 1 else "")
+            + (f" Crosses: ± standard deviation over seeds{cut}; small points: single seeds." if study.seeds > 1 else "")
             + model,
         ),
         "own": _own(study),

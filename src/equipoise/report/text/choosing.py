@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from equipoise.report.data.over_seeds import FIGURES, covered_by_seeds
-from equipoise.report.data.paired import LEAST_SEEDS, RULE, PairedDifference, lower_words, uncorrected_words
+from equipoise.report.data.paired import LEAST_SEEDS, RULE, PairedDifference, cohort_words, lower_words, uncorrected_words
 from equipoise.report.data.results_by_method import Study
 from equipoise.report.text.tables import close_table, header_cell, nonbreaking, open_table, row, swatch
 
@@ -26,6 +26,7 @@ def differences_section(study: Study) -> Iterator[str]:
     caption += f"over seeds; small numbers: 95 % interval. Below 0 the method is lower. {RULE} The interval covers "
     caption += f"{covered_by_seeds(study.runs)}."
     caption += f" {uncorrected_words(len(study.methods) - 1)}".rstrip()
+    caption += f" {cohort_words({method.name: method.runs for method in study.methods}, first)}".rstrip()
     few = min(each.seeds for each in found["mean"]) < LEAST_SEEDS
     caption += f" An interval needs {LEAST_SEEDS} seeds." if few else ""
     heads = ("method", *(FIGURES[figure] for figure in _SHOWN), "90th percentile in seeds", "verdict on the 90th percentile")

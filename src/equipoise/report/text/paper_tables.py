@@ -27,6 +27,7 @@ from equipoise.report.data.paired import (
     RULE,
     Differences,
     bold_words,
+    cohort_words,
     difference_text,
     interval_text,
     paired,
@@ -182,9 +183,11 @@ def paper_table(
         rows.append([trivial_name(first), *cells(answers)])
     caption, remark = _caption(methods, column, percent, note), _remark(methods, column, *_scale("mean", percent, digits))
     first_figure = {name: {seed: row[chosen[0]] for seed, row in by_seed.items()} for name, by_seed in found.items()}
-    text = write(f"{caption}.", rows, bold_words(bool(best), first_figure), remark, best)
-    if baseline is None:
-        return text
+    marks = bold_words(bool(best), first_figure)
+    if baseline is None:  # else the table below says what the intervals cover
+        said = f" Each interval covers {covered_by_seeds(records)}." if best else ""
+        return write(f"{caption}.", rows, f"{marks}{said}", remark, best)
+    text = write(f"{caption}.", rows, marks, remark, best)
     below = {name: list[list[str]]() for name in methods if name != baseline}
     for figure in chosen:
         factor, after = _scale(figure, percent, digits)
@@ -200,6 +203,7 @@ def paper_table(
     head = ["method", "figure", "difference", "95 % interval", "lower in", "verdict"]
     rows = [head, *(row for each_method in below.values() for row in each_method)]
     covered = f"The interval covers {covered_by_seeds(records)}. {uncorrected_words(len(methods) - 1)}".rstrip()
+    covered = f"{covered} {cohort_words(methods, baseline)}".rstrip()
     return f"{text}\n\n{write(title, rows, f'{RULE}{missing}', covered, frozenset())}"
 
 
@@ -224,7 +228,7 @@ def differences_of(
     return Differences(
         baseline, HEADINGS[figure], f"{what} over {first.summary().who}",
         tuple(paired(name, by_seed[name], by_seed[baseline]) for name in methods if name != baseline),
-        covered_by_seeds(records),
+        covered_by_seeds(records), cohort_words(methods, baseline),
     )  # fmt: skip
 
 

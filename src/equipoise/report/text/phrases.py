@@ -37,8 +37,12 @@ def count_words(numbers: Iterable[int]) -> str:
 
 
 def capital(text: str) -> str:
-    """The text with a capital letter; the others stay as they are."""
-    return text[:1].upper() + text[1:]
+    """The text with a capital letter; the others stay as they are, and so does a first word that is a name in code.
+
+    >>> capital("squared error"), capital("pinball_error of price")
+    ('Squared error', 'pinball_error of price')
+    """
+    return text if "_" in text.partition(" ")[0] else text[:1].upper() + text[1:]
 
 
 def minus(text: str) -> str:
