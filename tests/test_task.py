@@ -162,6 +162,19 @@ def test_several_outputs_without_an_error_are_told_that_the_error_is_the_loss(ra
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         eq.train(model, ragged, loss=balanced_loss, error=first_wrong, **options)
+        eq.train(model, ragged, loss=balanced_loss, error=balanced_loss, **options)  # the user says so
+
+
+def test_outputs_by_name_are_told_of_with_a_name_of_theirs(ragged):
+    class Named(TwoExperts):
+        def forward(self, x):
+            return {"scores": super().forward(x)[0]}
+
+    def loss(outputs, targets):
+        return nn.functional.cross_entropy(outputs["scores"], targets, reduction="none")
+
+    with pytest.warns(EquipoiseNotice, match=r"returns a dict and no error is given.*outputs\['scores'\]\.argmax"):
+        eq.train(Named(4, 3), ragged, loss=loss, rounds=0, clients_per_round=2, progress=False)
 
 
 def test_a_models_own_loss_given_by_hand_is_the_same():

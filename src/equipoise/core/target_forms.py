@@ -30,7 +30,7 @@ def refuse_wrong_targets(task: Task, outputs: Any, y: Any) -> None:
         return
     shape, classes, real = f"targets have shape {tuple(y.shape[1:])} per example", outputs.shape[1], y.is_floating_point()
     if y.shape == outputs.shape and classes > 1:
-        if not real or task.scorer.error_is_open:
+        if not real or task.error_is_open:
             soft = "for soft labels pass error=…, a function of (outputs, targets) that gives one number per example"
             _refuse(task, f"{shape}; for classes give integers: y.argmax(1); {soft}")
     elif not default or outputs.dim() > 2:

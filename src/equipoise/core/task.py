@@ -160,6 +160,11 @@ class Task:
         return self.scorer.error == self.scorer.loss
 
     @property
+    def error_is_open(self) -> bool:
+        """Whether neither the user nor the model says what an error is."""
+        return self.scorer.error_is_open
+
+    @property
     def loss_is_given(self) -> bool:
         """Whether the user gave a loss, in place of the model's own or of cross-entropy."""
         return self.scorer._given_loss is not None

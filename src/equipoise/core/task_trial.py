@@ -115,7 +115,7 @@ def _with_targets_ignored(task: Task, data: FederatedData) -> Task:
 
 def _error_of_outputs(task: Task, data: FederatedData, outputs: Any, y: Any) -> PerExample | None:
     """The error that fits outputs and loss, if nobody has said what an error is; None leaves it as it is."""
-    if not task.scorer.error_is_open:
+    if not task.error_is_open:
         return None
     if _scores_classes(data, outputs, y) or task.scorer.is_cross_entropy:
         return MaskedMisclassified(data.ignore_index) if data.has_ignored else misclassified

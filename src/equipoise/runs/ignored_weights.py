@@ -71,7 +71,7 @@ def weighs_without_leaving_out(risk: Any, ids: tuple[str, ...], large: bool = Fa
         mine, state = copied(risk), None
         for _ in range(_ROUNDS):
             result = or_none(lambda: mine(losses.clone(), base.clone(), clients=ids, state=state))  # noqa: B023
-            weights = getattr(result, "weights", None)
+            weights = or_none(lambda: result.weights)  # noqa: B023
             if not isinstance(weights, Tensor) or weights.shape != base.shape:
                 return False
             counted = weights[losses > losses.median()] if large else weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,15 +21,15 @@ _TRIED = 8  # examples
 
 def tell_of_model(task: Task, data: FederatedData, solver: LocalSolver) -> None:
     """Try a model on a few examples, and tell of what trains without an error but not as its user expects."""
-    decays = _decays(solver)
-    if not (decays or has_default_loss(task) or task.error_is_loss):
+    decays, no_error = _decays(solver), task.error_is_loss and task.error_is_open
+    if not (decays or has_default_loss(task) or no_error):
         return
     trial, rows = task.to(torch.device("cpu")), torch.arange(max(3, min(_TRIED, data.train.examples))) % data.train.examples
     x, y = (trees.map_tree(Tensor.cpu, part(rows, task.layout.dtype)) for part in (data.train.inputs, data.train.targets))
     with torch.random.fork_rng(devices=[]):
         if has_default_loss(task):
             _tell_of_probabilities(trial, x)
-        if task.error_is_loss:
+        if no_error:
             _tell_of_missing_error(trial, x)
         if decays:
             _tell_of_unused_parameters(trial, x, y)
@@ -59,9 +60,10 @@ def _tell_of_missing_error(trial: Task, x: Any) -> None:
     with torch.no_grad():
         outputs = trees.call(trial.module, trees.clone(x))
     if not isinstance(outputs, Tensor):
+        first = repr(next(iter(outputs))) if isinstance(outputs, Mapping) and outputs else "0"
         notify(
             f"The model returns a {type(outputs).__name__} and no error is given, so the error is the loss, with all terms. "
-            "Give error=…, e.g. error=lambda outputs, y: (outputs[0].argmax(-1) != y).float() for classes."
+            f"Give error=…, e.g. error=lambda outputs, y: (outputs[{first}].argmax(-1) != y).float() for classes."
         )
 
 

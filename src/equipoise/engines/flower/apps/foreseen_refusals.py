@@ -65,6 +65,6 @@ def refuse_many_evaluations(members: Mapping[str, Member], plan: ServerPlan, beh
         least = min(limits[client] for client in strict)
         raise IncompatibleParts(
             f"The run has {planned} evaluations{f', {len(made)} of them made' if made else ''}, and the policies of "
-            f"{', '.join(strict[:5])} allow fewer, the least {least}.",
+            f"{', '.join(sorted(strict)[:5])} allow fewer, the least {least}.",
             "Raise evaluate-every, or ask the owners to raise `evaluations` in policy.toml.",
         )
