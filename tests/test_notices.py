@@ -30,6 +30,12 @@ def test_a_notice_of_compare_points_at_the_line_of_the_user():
     assert {Path(each.filename).name for each in caught} == {"test_notices.py"}
 
 
+def test_a_notice_of_an_algorithm_points_at_the_line_that_makes_it():
+    with pytest.warns(EquipoiseNotice, match="nearly all of the weight") as caught:
+        eq.Algorithm(risk=eq.risk.Tilted(tilt=1.0), aggregator=eq.aggregators.Median())
+    assert Path(caught[0].filename).name == "test_notices.py"
+
+
 def test_group_norm_is_told_once_per_comparison():
     data = eq.data.label_shift(train_clients=8, validation_clients=0, test_clients=2, examples=20)
 

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from numbers import Integral, Real
 from pathlib import Path
+from types import FrameType
 from typing import Any, Self
 
 from equipoise.core.error_codes import WRITTEN, code_of, raised_in
@@ -206,9 +207,16 @@ def notify(text: str) -> None:
             return
         told.add(text)
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+    while frame.f_back is not None and _is_ours(frame):
         level, frame = level + 1, frame.f_back
     warnings.warn(EquipoiseNotice(text), stacklevel=level)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Whether a frame runs code of this package: a file of it, or the `__init__` that a dataclass of it was given."""
+    if frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        return True
+    return frame.f_code.co_filename == "<string>" and str(frame.f_globals.get("__name__")).startswith(f"{_PACKAGE.name}.")
 
 
 def is_number(value: object) -> bool:
