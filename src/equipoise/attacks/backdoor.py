@@ -62,7 +62,7 @@ class Backdoor:
     patch: int = 3  # the side of the mark, in pixels or numbers
     value: float | None = None  # of the mark; None: the largest value in the training data
     examples: float = 0.5  # the share of a malicious client's examples that are marked
-    boost: float | None = 1.0  # multiplies the update; None: the number of clients in the round
+    boost: float | None = 1.0  # multiplies the update; None: one over the client's weight
     leaf: str | None = None  # the input that gets the mark, where inputs have names
 
     def __post_init__(self) -> None:
