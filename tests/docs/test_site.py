@@ -87,7 +87,7 @@ def test_every_code_command_and_part_has_its_entry():
     assert site_checks.codes_without_entry(SITE, list(families())) == []
     text = (folder / "commands.html").read_text(encoding="utf-8")
     assert all(f"equipoise {words}<" in text for words in commands())
-    text = (folder / "catalogue.html").read_text(encoding="utf-8")
+    text = (folder / "catalogue.html").read_text(encoding="utf-8").replace("<wbr>", "")  # where a name may wrap
     assert all(f"<code>{part.name}</code>" in text for kind in catalog.kinds() for part in catalog.parts(kind))
 
 

@@ -1,4 +1,4 @@
-"""Engines: where clients' work is done. All give the same result for the same seed."""
+"""Engines: where clients' work is done. With one seed all agree up to rounding."""
 
 from importlib import import_module
 from typing import Any
