@@ -55,9 +55,10 @@ def server_app(
 ) -> ServerApp:
     """The Flower ServerApp that trains `model` over the nodes by an Algorithm, as `equipoise.train` does in a simulation.
 
-    A simulation of the algorithm with this model, seed and data gives the same result. `model` is a torch module, its class, or
-    a function of nothing (or of the seed) that makes one, made under `seed`; `loss` and `error` are as for `equipoise.train`;
-    all three are the same on the nodes. Clients count in the natural order of their names ("2" before "10").
+    If no node fails and no noise is drawn, a simulation of the algorithm with this model, seed and data gives the same
+    result up to rounding. `model` is a torch module, its class, or a function of nothing (or of the seed) that makes one, made
+    under `seed`; `loss` and `error` are as for `equipoise.train`; all three are the same on the nodes. Clients count in the
+    natural order of their names ("2" before "10").
 
     The run begins when `clients` nodes have said who they are (None: as many as `clients_per_round`), and gives up after
     `patience` seconds. Each round draws `clients_per_round` of them (None: all). An answer that does not come within
