@@ -271,6 +271,8 @@ def test_seeds_go_together_and_equal_runs_alone(files):
     assert not list((folder / "checkpoints").iterdir())
     assert "| FedPer | 97.44 ± 0.06 |" in (folder / "result.md").read_text(encoding="utf-8")
     assert "10th percentile of clients" in lines[-1]
+    assert "Learning rate 0.005, the default of PFLlib's code (the leaderboard names none)" in lines[-1]
+    assert "--tune would choose one for each method by its accuracy on 10% of the examples" in lines[-1]
 
 
 def test_robust_rows_run(files):
