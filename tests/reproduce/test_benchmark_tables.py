@@ -263,9 +263,16 @@ def test_seeds_go_together_and_equal_runs_alone(files):
     rows = alone.clients.where("test")
     assert runs["fedavg-seed1"]["figures"]["last"] == pytest.approx(100 * (1 - eq.metrics.mean(rows.error, rows.size)), abs=1.0)
     assert runs["fedavg-seed1"]["curve"].keys() == {"1", "2"}
+    assert "served_errors" not in runs["fedavg-seed1"]
+    own = runs["fedper-seed1"]  # the figures of personal models can be computed from the file
+    accuracy, size = 100 * (1 - torch.tensor(own["served_errors"])), torch.tensor(own["test_examples"])
+    assert own["figures"]["last"] == pytest.approx(eq.metrics.mean(accuracy, size), abs=1e-3)
+    assert own["figures"]["worst"] == pytest.approx(float(accuracy.min()), abs=1e-3)
     assert not list((folder / "checkpoints").iterdir())
     assert "| FedPer | 97.44 ± 0.06 |" in (folder / "result.md").read_text(encoding="utf-8")
     assert "10th percentile of clients" in lines[-1]
+    assert "Learning rate 0.005, the default of PFLlib's code (the leaderboard names none)" in lines[-1]
+    assert "--tune would choose one for each method by its accuracy on 10% of the examples" in lines[-1]
 
 
 def test_robust_rows_run(files):

@@ -120,6 +120,7 @@ class Experiment:
     figures: Mapping[str, Figure]  # the columns of its tables, by the names that `measure` gives
     measure: Measure  # figures of a finished run
     paper_lr: float  # the learning rate of the paper
+    rate_from: str = "the paper's"  # where it is from, in words
     retuned: bool = False  # whether our learning rate was chosen again, from `rates`, as --tune does
     decay_after: float | None = None  # the learning rate halves whenever this share of all rounds is over
     needs: tuple[Need, ...] = ()  # files of data

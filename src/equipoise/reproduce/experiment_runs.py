@@ -333,13 +333,18 @@ def training_loss(result: Result) -> float:
 
 
 def further_results(result: Result) -> Mapping[str, Any]:
-    """What the file of a run holds besides its figures: training loss, cohort sizes and errors of test clients."""
+    """What the file of a run holds besides its figures: training loss, cohort sizes and errors of test clients.
+
+    "test_errors" are those of the shared model; "served_errors", where clients have models of their own, those of these.
+    """
     rows = result.clients.where("test")
     trained = [report.trained for report in result.history.rounds]
+    served = {"served_errors": torch.round(rows.served_error, decimals=6).tolist()} if rows.has_own else {}
     return {
         "training_loss": training_loss(result),
         "trained_per_round": sum(trained) / max(1, len(trained)),
         "test_clients": list(rows.client),
         "test_examples": rows.size.tolist(),
         "test_errors": torch.round(rows.error, decimals=6).tolist(),
+        **served,
     }

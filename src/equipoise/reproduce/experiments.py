@@ -64,8 +64,8 @@ def read_experiment(name: str, table: Mapping[str, Any], needs: Mapping[str, Nee
     figures, measure = MEASURES[table["measure"]]
     data = dict(table["data"])
     rest = (
-        "title", "paper_lr", "retuned", "rates", "decay_after", "differences", "paper_clients", "unseen", "evaluate_share",
-        "evaluate_every", "same_data",
+        "title", "paper_lr", "rate_from", "retuned", "rates", "decay_after", "differences", "paper_clients", "unseen",
+        "evaluate_share", "evaluate_every", "same_data",
     )  # fmt: skip
     return Experiment(
         name=name,

@@ -216,9 +216,10 @@ class Reproduction:
                 f"{entry.paper_lr:g}, chosen in the same way)."
             )
         else:
-            sentences.append(
-                f"Learning rate {self.lr:g}, the paper's; --tune would choose one by the training loss of {first}."
-            )
+            how = f"one by the training loss of {first}"
+            if entry.choose is not None:
+                how = f"one for each method by its accuracy on {entry.choose.share:.0%} of the examples"
+            sentences.append(f"Learning rate {self.lr:g}, {entry.rate_from}; --tune would choose {how}.")
         if entry.decay_after is not None and scale.rounds != paper.rounds:
             sentences.append(f"The learning rate halves after each {entry.decay_after:.0%} of the rounds, as in the paper.")
         return [*sentences, *entry.differences]
