@@ -19,7 +19,7 @@ from equipoise.core.task import Task
 from equipoise.errors import IncompatibleParts, InvalidParameter, is_integer, require, require_integer
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.ditto import refuse_unfit_solver
-from equipoise.personal.freezing import unfit_for_freezing
+from equipoise.personal.freezing import further_options, unfit_for_freezing
 from equipoise.solvers.prepared import AdjustedSolver
 from equipoise.types import Cohort, LocalSolver, Pull
 
@@ -146,6 +146,11 @@ class Split:
                 "Use straggler_share=0.",
             )
         if traits.sgd is None and any(trained != "all" for trained, _ in self.phases):
+            if options := further_options(algorithm.solver):
+                raise IncompatibleParts(
+                    f"{self!r} freezes parameters, and such phases do not know {options} of {algorithm.solver!r}.",
+                    f"Leave out {options}, or train all parameters together.",
+                )
             if not is_of_user(algorithm.solver):
                 raise IncompatibleParts(
                     f"{self!r} freezes parameters, and {algorithm.solver!r} may move them without a gradient.",
