@@ -204,6 +204,20 @@ def test_names_are_found_by_pattern_module_and_type():
         kept_names(net, ("nothing",))
 
 
+def test_a_tied_weight_is_kept_by_any_of_its_names():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Linear(5, 4, bias=False), nn.Linear(5, 4)
+            self.head.weight = self.embedding.weight
+
+    assert kept_names(Tied(), ("head",)) == {"embedding.weight", "head.bias"}
+    assert kept_names(Tied(), ("embedding",)) == {"embedding.weight"}
+    one = nn.LayerNorm(3)
+    twice = nn.ModuleDict({"body": one, "head": one})
+    assert kept_names(twice, ("head",)) == kept_names(twice, ("normalisation",)) == {"body.weight", "body.bias"}
+
+
 def test_a_model_without_normalisation_is_told_so(ragged):
     plain, layers = nn.Linear(ragged.features, ragged.classes), nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
     algorithm = eq.Algorithm(personal=eq.personal.FedBN())
