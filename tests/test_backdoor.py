@@ -230,6 +230,10 @@ class Several(nn.Module):
 
     def forward(self, x):
         scores = self.linear(x.flatten(1))
+        if self.first == "list":
+            return [scores, x.flatten(1)]
+        if self.first == "pair":  # fewer columns than classes
+            return scores[:, :2].square(), scores
         return (scores, x.flatten(1)) if self.first == "scores" else (scores.norm(dim=1), scores)
 
 
@@ -245,21 +249,24 @@ def last_wrong(outputs, targets):
     return (outputs[-1].argmax(1) != targets).float()
 
 
-@pytest.mark.filterwarnings("ignore:The model returns a tuple and no error is given")
+@pytest.mark.filterwarnings("ignore:The model returns a (tuple|list) and no error is given")
 def test_the_backdoor_of_a_model_with_several_outputs_is_found_or_refused_before_the_first_round():
     data = apply(FederatedData(images(), test=images(seed=1)), Backdoor(share=0.2, target=1, patch=2))
     options = {"rounds": 1, "clients_per_round": 6, "progress": False}
-    for first, functions in (("scores", {"loss": first_entropy}), ("norm", {"loss": last_entropy, "error": last_wrong})):
+    trained = [(first, {"loss": first_entropy}) for first in ("scores", "list")]
+    trained += [(first, {"loss": last_entropy, "error": last_wrong}) for first in ("norm", "pair")]
+    for first, functions in trained:
         result = eq.train(Several(first), data, **options, **functions)
-        scores = 0 if first == "scores" else -1
+        scores = 0 if first in ("scores", "list") else -1
         probe, _ = BackdoorProbe.of(data, result.task).splits["test"]
         x, _ = probe.client(at=0)
         rate = float((result.model(x)[scores].argmax(1) == 1).double().mean())
         assert float(result.clients.where("test").metrics[COLUMN][0]) == pytest.approx(rate)
     rounds = []
     watch = type("Watch", (eq.types.Observer,), {"on_round": lambda self, report: rounds.append(report)})()
-    with pytest.raises(InvalidParameter, match=r"error must say under a backdoor which examples are wrong.*returns tuple"):
-        eq.train(Several("norm"), data, loss=last_entropy, observers=[watch], **options)
+    for first in ("norm", "pair"):
+        with pytest.raises(InvalidParameter, match=r"error must say under a backdoor which examples are wrong.*returns tuple"):
+            eq.train(Several(first), data, loss=last_entropy, observers=[watch], **options)
     assert rounds == []
 
 

@@ -168,6 +168,33 @@ def test_sequences_of_different_lengths_and_outputs_by_name(engine, monkeypatch)
             assert row[name] == pytest.approx(float(given[name](outputs, y)), rel=1e-4), name
 
 
+class Listed(nn.Module):
+    """A model that returns a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return [self.linear(x), x]
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_of_outputs_in_a_list_each_client_gets_its_own_rows(engine):
+    data = FederatedData(make_clients([3, 5, 9], classes=3))
+
+    def right(outputs, targets):
+        return (outputs[0].argmax(1) == targets).double().mean()
+
+    result = eq.train(
+        Listed(), data, rounds=1, clients_per_round=2, engine=engine, metrics={"right": right}, progress=False,
+        loss=lambda outputs, y: nn.functional.cross_entropy(outputs[0], y, reduction="none"),
+        error=lambda outputs, y: (outputs[0].argmax(1) != y).float(),
+    )  # fmt: skip
+    for row in result.clients:
+        assert row["right"] == pytest.approx(1 - row["error"])
+
+
 def test_clients_with_models_of_their_own_have_metrics_of_those(ragged):
     inside = eq.data.split_examples(make_clients([12, 15, 20, 9]), test=0.4, seed=0)
     algorithm = eq.Algorithm(personal=eq.personal.Ditto(strength=0.1))

@@ -368,7 +368,8 @@ NESTED = pa.table({**{k: pa.array(v, from_pandas=True) for k, v in PANDAS.items(
             lambda: load(
                 PANDAS.assign(ill=["a", "b", "a", "b", "a", "c"], p=["train"] * 4 + ["test"] * 2), split="p", test=0.2
             ),
-            "row 5 holds the class 'c', which is none of those of training (a, b). Name all classes: classes=['a', 'b', 'c'].",
+            "row 5 holds the class 'c', which is none of those of training (a, b). If that is a mistake, repair or drop the "
+            "row. If it is a class, name all: classes=['a', 'b', 'c'].",
         ),
     ],
 )

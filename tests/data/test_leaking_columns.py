@@ -73,5 +73,5 @@ def test_text_that_identifies_rows_is_no_target():
     frame = FRAME.assign(receipt=[f"R-{7 * k}" for k in range(COUNT)])
     with pytest.raises(InvalidData, match=r"the target, holds 600 different texts in 600 rows\. Is it an identifier"):
         load(frame, "receipt")
-    with pytest.raises(InvalidData, match="Name all classes"):
+    with pytest.raises(InvalidData, match="name all: classes="):
         load(frame, "receipt", target_kind="classes")

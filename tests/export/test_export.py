@@ -281,6 +281,11 @@ def test_groups_of_ones_own_and_of_the_risk_are_on_the_card(result, tmp_path):
     text = (tmp_path / "model.card.md").read_text()
     assert "| group &lt;b&gt;south\\| | 5 | 40.0 % |" in text
     assert "fewer than 5 clients are not shown: there are 1" in text
+    # A run that protects clients: 15 times the mean of all less 6 times the north's and 5 times the south's is the island's.
+    protected = model_card.card(replace(made, algorithm=eq.Algorithm(privacy=eq.privacy.SecureAggregation())), groups=where)
+    assert [row["group"] for row in protected["subgroups"]] == ["group north"]
+    assert protected["withheld_groups"] == 1
+    assert "tell figures of fewer than 5 are not shown: there are 1" in model_card.card_markdown(protected).decode()
     by_function = model_card.card(made, groups=where.get)
     assert by_function["subgroups"] == card["subgroups"]
     for groups in (where, where.__getitem__):

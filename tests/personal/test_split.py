@@ -174,13 +174,23 @@ def test_a_phase_freezes_parameters_beside_a_step_of_ones_own():
         (OwnSGD(momentum=0.9, state="kept"), "keeps a memory between rounds", "Leave this option out"),
         (OwnAdam(), "is told the number of its steps", "without `number`"),
         (eq.solvers.Adam(), "may move them without a gradient", "Use solvers.SGD"),
+        (eq.solvers.SGD(clip_norm=1.0), "do not know clip_norm of SGD", "Leave out clip_norm"),
     ],
-    ids=["decay", "clipped", "kept", "numbered", "adam"],
+    ids=["decay", "clipped", "kept", "numbered", "adam", "option of SGD"],
 )
 def test_a_step_that_would_move_frozen_parameters_is_refused(solver, reason, cure):
     with pytest.raises(IncompatibleParts, match=reason) as caught:
         eq.Algorithm(personal=FedRep("head", 2, 1), solver=solver)
     assert cure in str(caught.value)
+
+
+@pytest.mark.parametrize("method", [eq.personal.APFL(), eq.personal.Mapper(), FedRep("head", 2, 1)])
+def test_options_of_sgd_that_a_method_does_not_know_are_named(method):
+    solver = eq.solvers.SGD(clip_norm=1.0, momentum=0.9, state="kept")
+    with pytest.raises(IncompatibleParts, match="clip_norm and state of SGD") as caught:
+        eq.Algorithm(personal=method, solver=solver)
+    assert "Leave out clip_norm and state" in str(caught.value)
+    assert "Use solvers.SGD" not in str(caught.value)
 
 
 def test_names_are_found_by_pattern_module_and_type():
@@ -192,6 +202,20 @@ def test_names_are_found_by_pattern_module_and_type():
     assert kept_names(net, ("statistics",)) == statistics
     with pytest.raises(InvalidParameter, match=r"kept must match names(.|\n)*They are: 0.bias"):
         kept_names(net, ("nothing",))
+
+
+def test_a_tied_weight_is_kept_by_any_of_its_names():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Linear(5, 4, bias=False), nn.Linear(5, 4)
+            self.head.weight = self.embedding.weight
+
+    assert kept_names(Tied(), ("head",)) == {"embedding.weight", "head.bias"}
+    assert kept_names(Tied(), ("embedding",)) == {"embedding.weight"}
+    one = nn.LayerNorm(3)
+    twice = nn.ModuleDict({"body": one, "head": one})
+    assert kept_names(twice, ("head",)) == kept_names(twice, ("normalisation",)) == {"body.weight", "body.bias"}
 
 
 def test_a_model_without_normalisation_is_told_so(ragged):

@@ -12,6 +12,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.report import write_report
 from equipoise.report.data.by_client import changes, client_errors, interval_over_seeds, mean_over_seeds
+from equipoise.report.data.over_seeds import seeds_split_again
 from equipoise.report.data.results_by_method import Study
 from equipoise.runs import trivial_answer
 
@@ -118,6 +119,23 @@ def test_the_same_data_for_every_seed_are_one_set_of_clients(comparison):
         softmax(), lambda seed: eq.FederatedData(clients(6, seed=seed)), METHODS, seeds=2, rounds=1, clients_per_round=4
     )
     assert len({run.data_version for run in many.all_results}) == 2
+
+
+def test_runs_of_train_on_data_that_differ_by_seed_are_told_apart_by_their_tables():
+    def made(data):
+        return [eq.train(softmax(), data(seed), rounds=1, clients_per_round=4, seed=seed, progress=False) for seed in (0, 1)]
+
+    def drawn(seed):  # clients of one name and size, with other examples
+        return eq.FederatedData(clients(6, seed=seed), test=clients(8, prefix="t", seed=9 + seed))
+
+    def split(seed):  # the same clients, split in another way
+        return eq.data.split_clients(clients(12, seed=0), test=0.5, seed=seed)
+
+    for data in (drawn, split):
+        runs = made(data)
+        assert {run.data_version for run in runs} == {""}
+        assert seeds_split_again(runs)
+    assert not seeds_split_again(made(lambda seed: drawn(0)))
 
 
 def test_a_saved_run_keeps_what_tells_its_data_apart(run, tmp_path):

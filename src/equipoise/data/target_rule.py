@@ -115,9 +115,8 @@ class TargetRule:
         for code, name in enumerate(names):
             if name not in place:
                 everything = list(sorted_names([*self.classes, *(each for each in names if each not in place)]))
-                cure = (
-                    f" Name all classes: classes={everything}." if len(everything) <= 20 else " Name all classes: classes=[…]."
-                )
+                shown = str(everything) if len(everything) <= 20 else "[…]"
+                cure = f" If that is a mistake, repair or drop the row. If it is a class, name all: classes={shown}."
                 if kinds.is_integer(column.values.type):
                     cure += ' If it is a number to predict, write target_kind="number".'
                 raise InvalidData(

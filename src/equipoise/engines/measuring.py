@@ -34,6 +34,7 @@ def measure_clients(
             part = rows[first : first + at_once]
             x, y = clients.inputs(part, model.dtype), clients.targets(part, model.dtype)
             outputs = forward(model, x)
+            outputs = tuple(outputs) if isinstance(outputs, list) else outputs
             for client, begin, end in zip(under_way, [0, *ends], ends, strict=False):
                 here = slice(max(begin - first, 0), max(min(end - first, len(part)), 0))
                 if here.start < here.stop:

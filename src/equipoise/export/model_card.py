@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,6 +65,7 @@ def card(run: RunRecord, *, about: Mapping[str, Any] | None = None, groups: Grou
         "not_evaluated_words": absent_words(run.clients, run.judged_on, named=not private),
         "subgroups": of_groups,
         "hides_few": hidden,
+        "withheld_groups": sum(len(place) >= FEWEST for place in parts.values()) - len(of_groups),
         "small_groups": sum(len(place) < FEWEST for place in parts.values()),
         "left_behind": left_behind(rows, private=private),
         "privacy": privacy_words(run, int((about or {}).get("parameters", 0))),
@@ -127,41 +128,62 @@ def clients_in_tail(errors: Tensor, weights: Tensor | None) -> int:
 
 
 def subgroups(run: RunRecord, rows: ClientTable, groups: Groups | None = None) -> list[dict[str, Any]]:
-    """Figures of every group of `client_groups` that has enough clients."""
-    rows = rows.benign
-    parts = client_groups(run, rows, groups)
-    return [
-        {"group": name, **figures(rows.take(place), private=run.protects_clients)}
-        for name, place in parts.items()
-        if len(place) >= FEWEST
-    ]
+    """Figures of every group of `client_groups` that is shown."""
+    rows, private = rows.benign, run.protects_clients
+    shown = shown_groups(group_families(run, rows, groups), len(rows), private=private)
+    return [{"group": name, **figures(rows.take(place), private=private)} for name, place in shown.items()]
 
 
-def client_groups(run: RunRecord, rows: ClientTable, groups: Groups | None = None) -> dict[str, torch.Tensor]:
-    """Groups of clients by name, each with its rows: by number of examples, by training, by known groups, by attributes.
+def shown_groups(families: Iterable[dict[str, Tensor]], clients: int, *, private: bool) -> dict[str, Tensor]:
+    """The groups that have enough clients; if `private`, only so many that the others are none or enough, too.
 
-    Known are those that the caller gives and those of the risk (HierarchicalTilt, GroupDRO). A client may be in several.
-    The name of a group by number of examples has the smallest and the largest number, unless the run protects its clients.
+    The mean of all `clients` less those of the groups that are shown is the mean of the others.
+
+    >>> north, south = torch.arange(6), torch.arange(6, 11)
+    >>> [list(shown_groups([{"north": north, "south": south}], 15, private=private)) for private in (False, True)]
+    [['north', 'south'], ['north']]
     """
-    parts: dict[str, torch.Tensor] = {}
+    found: dict[str, Tensor] = {}
+    for family in families:
+        shown = {name: place for name, place in family.items() if len(place) >= FEWEST}
+        while private and shown and 0 < clients - sum(map(len, shown.values())) < FEWEST:
+            del shown[min(shown, key=lambda name: len(shown[name]))]
+        found |= shown
+    return found
+
+
+def client_groups(run: RunRecord, rows: ClientTable, groups: Groups | None = None) -> dict[str, Tensor]:
+    """Groups of clients by name, each with its rows; a client may be in several."""
+    return {name: place for family in group_families(run, rows, groups) for name, place in family.items()}
+
+
+def group_families(run: RunRecord, rows: ClientTable, groups: Groups | None = None) -> Iterator[dict[str, Tensor]]:
+    """Groups by number of examples, by training, by known groups, by attributes: of one family no client is in two.
+
+    Known are those that the caller gives and those of the risk (HierarchicalTilt, GroupDRO). The name of a group by number of
+    examples has the smallest and the largest number, unless the run protects its clients.
+    """
+    parts: dict[str, Tensor] = {}
     if len(set(rows.size.tolist())) > 1 and len(rows) >= 3 * FEWEST:
         order = torch.argsort(rows.size, stable=True)
         for name, place in zip(("the fewest", "a middling number of", "the most"), order.tensor_split(3), strict=True):
             low, high = int(rows.size[place].min()), int(rows.size[place].max())
             sizes = "" if run.protects_clients else f" ({low} to {high})"
             parts[f"{'the third of ' * (not sizes)}clients with {name} examples{sizes}"] = place
+        yield parts
     if 0 < int(rows.seen.sum()) < len(rows):
-        parts["clients of training"], parts["unseen clients"] = (w.nonzero().flatten() for w in (rows.seen, ~rows.seen))
+        yield {"clients of training": rows.seen.nonzero().flatten(), "unseen clients": (~rows.seen).nonzero().flatten()}
     for known in [*([] if groups is None else [checked_groups(groups)]), *_groups_of_risk(run)]:
         named: dict[str, list[int]] = {}
         for row, client in enumerate(rows.client):
             if not isinstance(known, Mapping) or client in known:  # a risk's groups may be of training clients alone
                 named.setdefault(group_name(known, client), []).append(row)
-        parts |= {f"group {name}": torch.tensor(places) for name, places in sorted(named.items())}
+        yield {f"group {name}": torch.tensor(places) for name, places in sorted(named.items())}
     for attribute, values in rows.attributes.items():
-        for value in sorted(set(values)):
-            parts[f"{attribute}: {value}"] = torch.tensor([row for row, own in enumerate(values) if own == value])
-    return parts
+        yield {
+            f"{attribute}: {value}": torch.tensor([row for row, own in enumerate(values) if own == value])
+            for value in sorted(set(values))
+        }
 
 
 def _groups_of_risk(run: RunRecord) -> list[Groups]:
@@ -305,6 +327,9 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
         yield ""
     if content.get("hides_few"):
         yield f"– stands for a figure that rests on fewer than {FEWEST} clients, because the run protects them."
+        yield ""
+    if count := content.get("withheld_groups"):
+        yield f"Groups of more clients that would tell figures of fewer than {FEWEST} are not shown: there are {count}."
         yield ""
     if content["small_groups"]:
         yield f"Groups of fewer than {FEWEST} clients are not shown: there are {content['small_groups']}."

@@ -1,19 +1,38 @@
-"""Solvers of a user's own beside phases of a split model: they must leave parameters alone that get no gradient."""
+"""Solvers beside phases of a split model: they must leave parameters alone that get no gradient."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 
-from equipoise.core.abilities import solver_traits
+from equipoise.core.abilities import is_of_user, solver_traits
 from equipoise.runs.tried_calls import copied
+from equipoise.types import LocalSolver
 
 _STEPS = 5
+_PLAIN: dict[str, Any] = {  # options beyond the step of SgdRule, as they are if nobody gives them
+    "nesterov": False, "dampening": 0.0, "clip_norm": None, "local_schedule": None, "rates": {}, "state": "fresh",
+}  # fmt: skip
 _CURE = (
     "Without a gradient its step must leave weights alone that are where the round began (weights == anchor) if the memory is "
     "as `begin` gives it: leave out weight decay and constants. Otherwise use solvers.SGD(…), or train all parameters together."
 )
+
+
+def further_options(solver: LocalSolver) -> str:
+    """The options without which a solver would be plain SGD, with the step of `SgdRule`, in words; empty if there are none.
+
+    >>> from equipoise.solvers import SGD
+    >>> further_options(SGD(clip_norm=1.0, rates={"head.*": 0.1})), further_options(SGD(momentum=0.9))
+    ('clip_norm and rates', '')
+    """
+    if is_of_user(solver) or solver_traits(solver).sgd is not None:
+        return ""
+    given = {name: usual for name, usual in _PLAIN.items() if vars(solver).get(name, usual) != usual}
+    plain = given and solver_traits(replace(cast(Any, solver), **given)).sgd is not None
+    return " and ".join(given) if plain else ""
 
 
 def unfit_for_freezing(solver: Any) -> tuple[str, str] | None:

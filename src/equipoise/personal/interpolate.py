@@ -22,6 +22,7 @@ from equipoise.core.task import Task
 from equipoise.errors import IncompatibleParts, require, require_number
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.ditto import check_own_solver, own_solver
+from equipoise.personal.freezing import further_options
 from equipoise.solvers.prepared import GRADIENT
 from equipoise.types import Cohort, Engine, LocalSolver, Pull
 
@@ -150,6 +151,10 @@ def mixed_models(rows: Tensor, params: Tensor) -> Tensor:
 def refuse_all_but_sgd(method: object, solver: LocalSolver) -> None:
     """Refuse a solver that does more than take steps by gradients: it would not know one half of a pair from the other."""
     if solver_traits(solver).sgd is None:
+        if options := further_options(solver):
+            raise IncompatibleParts(
+                f"{method!r} trains two models as one, and does not know {options} of {solver!r}.", f"Leave out {options}."
+            )
         raise IncompatibleParts(
             f"{method!r} trains two models as one, by steps of solvers.SGD; {type(solver).__name__} is made for one model.",
             "Use solver=solvers.SGD(…).",

@@ -116,7 +116,7 @@ class PFedMe:
         if solver_traits(solver).sgd != SgdRule(0.0, 0.0, 0.0):
             raise IncompatibleParts(
                 f"{self!r} has steps of its own, for which {solver!r} gives rate, batches and epochs alone.",
-                "Use solvers.SGD(…) without momentum, weight decay and proximal term.",
+                "Use solvers.SGD(…) without momentum, weight decay, proximal term and further options.",
             )
         for name, rate, most in (("the learning rate", solver.learning_rate(0), 1.0), ("lr", self.lr, 1.99)):
             if rate is not None:  # θ may leap over y and come nearer; y must not leap over θ

@@ -19,7 +19,7 @@ from equipoise.core.task import Task
 from equipoise.errors import IncompatibleParts, InvalidParameter, is_integer, require, require_integer
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.ditto import refuse_unfit_solver
-from equipoise.personal.freezing import unfit_for_freezing
+from equipoise.personal.freezing import further_options, unfit_for_freezing
 from equipoise.solvers.prepared import AdjustedSolver
 from equipoise.types import Cohort, LocalSolver, Pull
 
@@ -35,9 +35,10 @@ _TRAINED = ("kept", "shared", "all")
 def kept_names(module: nn.Module, kept: Iterable[str]) -> set[str]:
     """The names of parameters and buffers that match a pattern, or belong to a normalisation layer if that is asked for.
 
-    Layers are found by their type, never by the letters of their names.
+    Layers are found by their type, never by the letters of their names. Of a tensor that has several names, as tied weights
+    have, the first is given, whichever matches.
     """
-    names = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    names = _first_names(module)
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, _LAYERS)}
     found = set()
     for pattern in kept:
@@ -47,6 +48,7 @@ def kept_names(module: nn.Module, kept: Iterable[str]) -> set[str]:
                 parts |= {f"{name}.{own}".lstrip(".") for name, layer in layers.items() for own, _ in layer.named_parameters()}
         else:
             parts = {name for name in names if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")}
+        parts = {names[name] for name in parts}
         if not parts:
             if pattern in (NORMALISATION, STATISTICS):
                 _refuse_missing_layers(module, pattern)
@@ -54,6 +56,13 @@ def kept_names(module: nn.Module, kept: Iterable[str]) -> set[str]:
             raise InvalidParameter("kept", "must match names of the model's parameters", pattern, f"They are: {known}.")
         found |= parts
     return found
+
+
+def _first_names(module: nn.Module) -> dict[str, str]:
+    """Of each name of a parameter or buffer the first name of the same tensor, by which a task knows it."""
+    first: dict[int, str] = {}
+    every = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    return {name: first.setdefault(id(values), name) for name, values in every}
 
 
 def _refuse_missing_layers(module: nn.Module, pattern: str) -> None:
@@ -80,7 +89,8 @@ class Split:
     `kept` is a pattern such as "head.*" (or the name of a module, "head"), or several; "normalisation" stands for all
     normalisation layers with their statistics, "statistics" for their statistics alone. `phases` says what a client trains one
     after another: pairs of "all", "kept" or "shared" and a number of epochs (None: as the solver's), with the rest frozen.
-    `finetuning` epochs on the whole model follow at the end, for the model that is served.
+    `finetuning` epochs on the whole model follow at the end, for the model that is served. A tied weight, which has several
+    names, is kept if one of them matches.
 
     The risk sees the losses of clients' own models F_k(w, row_k). A client that was never drawn has the initial values of
     the parameters that it keeps. So has the shared model `result.model`, in which these parameters are never trained. If
@@ -146,6 +156,11 @@ class Split:
                 "Use straggler_share=0.",
             )
         if traits.sgd is None and any(trained != "all" for trained, _ in self.phases):
+            if options := further_options(algorithm.solver):
+                raise IncompatibleParts(
+                    f"{self!r} freezes parameters, and such phases do not know {options} of {algorithm.solver!r}.",
+                    f"Leave out {options}, or train all parameters together.",
+                )
             if not is_of_user(algorithm.solver):
                 raise IncompatibleParts(
                     f"{self!r} freezes parameters, and {algorithm.solver!r} may move them without a gradient.",

@@ -31,10 +31,11 @@ class LabelHits:
 
     Of one score per class (B, C), alone or as the entry "logits" of a dictionary, the largest says the class. Of other outputs
     the `error` says it, which is 0 for an example that is right and 1 for one that is wrong. Of a tuple without an error of its
-    own (None), the scores are the first tensor.
+    own (None), the scores are the first tensor. A tensor with fewer columns than there are `classes` holds no scores.
     """
 
     error: PerExample | None
+    classes: int
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         """How many examples get their label, and how many there are: (2,)."""
@@ -45,7 +46,7 @@ class LabelHits:
         scores = outputs.get("logits") if isinstance(outputs, dict) else outputs
         if self.error is None and isinstance(scores, tuple | list):
             scores = next((each for each in scores if isinstance(each, Tensor)), None)
-        if isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] > 1:
+        if isinstance(scores, Tensor) and scores.dim() == 2 and scores.shape[1] >= max(2, self.classes):
             return scores.argmax(1) == targets
         wrong = None if self.error is None else self.error(outputs, targets)
         if wrong is None or not bool(((wrong == 0) | (wrong == 1)).all()):
@@ -57,10 +58,9 @@ class LabelHits:
         return wrong == 0
 
 
-def success(task: Task) -> ClientMetrics:
-    """The metric of a backdoor, by what the model of a task returns."""
-    hits = LabelHits(None if task.error_is_loss else task.error)
-    return ClientMetrics({COLUMN: SummedMetric(hits, mean_of_totals, higher_is_better=False)})
+def label_hits(task: Task, data: FederatedData) -> LabelHits:
+    """How the class is found in what the model of a task returns."""
+    return LabelHits(None if task.error_is_loss else task.error, data.classes)
 
 
 def try_success(task: Task, data: FederatedData) -> None:
@@ -71,7 +71,7 @@ def try_success(task: Task, data: FederatedData) -> None:
     x, y = (map_tree(Tensor.cpu, part(rows, task.layout.dtype)) for part in (data.train.inputs, data.train.targets))
     trial.scorer.eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        LabelHits(None if task.error_is_loss else task.error).right(trial.outputs(task.layout.read(trial.module), x), y)
+        label_hits(task, data).right(trial.outputs(task.layout.read(trial.module), x), y)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,8 @@ class BackdoorProbe:
             return None
         judged = {split: clients for split, clients in data.splits.items() if split != "train"} or {"train": data.train}
         found = {split: make(clients, data.train, data.classes) for split, clients in judged.items()}
-        return cls({split: probe for split, probe in found.items() if probe is not None}, success(task))
+        metric = SummedMetric(label_hits(task, data), mean_of_totals, higher_is_better=False)
+        return cls({split: probe for split, probe in found.items() if probe is not None}, ClientMetrics({COLUMN: metric}))
 
     def measured(self, table: ClientTable, engine: Engine, model: Tensor) -> ClientTable:
         """The table with the success rate at the shared model; NaN for clients without examples of other classes."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from equipoise.report.data.over_seeds import data_differ
 from equipoise.report.data.paired import SAME_IN_ALL_SEEDS
 from equipoise.report.data.results_by_method import MethodResults, Numbers, Study
 
@@ -112,7 +113,7 @@ def _same_clients(
     study: Study, chosen: Sequence[int], seeds: Sequence[int], named: dict[tuple[int, int], list[tuple[Key, int]]]
 ) -> bool:
     """Whether a name stands for one client in all seeds: the data are one, and its examples are as many."""
-    if len({run.data_version for index in chosen for run in study.methods[index].runs if run.seed in seeds}) > 1:
+    if data_differ([run for index in chosen for run in study.methods[index].runs if run.seed in seeds]):
         return False
     for index in chosen:
         first = named[index, seeds[0]]

@@ -92,9 +92,38 @@ def run_label(run: RunRecord, runs: Sequence[RunRecord]) -> str:
     return f"run {next((place for place, each in enumerate(runs) if each is run), 0) + 1}"
 
 
+def data_differ(runs: Sequence[RunRecord]) -> bool:
+    """Whether runs are on different data, by what names their data, or by the tables of clients of one method.
+
+    Results of `train` do not name their data: then other clients, sizes or errors of the trivial answer tell.
+    """
+    if len({run.data_version for run in runs}) > 1:
+        return True
+    first: dict[str, RunRecord] = {}
+    return any(_tables_differ(first.setdefault(run.name, run).clients, run.clients) for run in runs)
+
+
+def _tables_differ(one: ClientTable, other: ClientTable) -> bool:
+    """Whether two tables cannot be of the same data: one may lack clients of the other, not each of the other."""
+    if one is other or any(t.where(split).clients_in_mean is not None for t in (one, other) for split in {*t.split}):
+        return False
+    if (one.client, one.split) != (other.client, other.split):
+        places = [{key: row for row, key in enumerate(zip(t.client, t.split, strict=True))} for t in (one, other)]
+        common = [key for key in places[0] if key in places[1]]
+        if not (one.not_evaluated or other.not_evaluated) and len(common) < min(map(len, places)):
+            return True
+        one, other = (t.take(torch.tensor([rows[key] for key in common], dtype=torch.int64))
+                      for t, rows in zip((one, other), places, strict=True))  # fmt: skip
+    if not torch.equal(one.size, other.size):
+        return True
+    if one.trivial_error is None or other.trivial_error is None or one.trivial_answer != other.trivial_answer:
+        return False
+    return not torch.allclose(one.trivial_error, other.trivial_error, rtol=1e-4, equal_nan=True)
+
+
 def seeds_split_again(runs: Sequence[RunRecord]) -> bool:
     """Whether the data differ from seed to seed: each seed splits them again, or draws its own."""
-    return len({run.seed for run in runs}) > 1 and len({run.data_version for run in runs}) > 1
+    return len({run.seed for run in runs}) > 1 and data_differ(runs)
 
 
 def split_words(runs: Sequence[RunRecord]) -> str:
