@@ -206,6 +206,9 @@ class RunOnClock:
         arrived = torch.from_numpy(work.arrived)
         if not bool(arrived.any()):
             stop_unless_finite(work.sq_norms, everyone, setting.data.train, "update")
+        weighed = share > 0  # a client that finds the weight 0 takes no part
+        if not bool((arrived & weighed).any()):  # the model stays
+            return plan, Combined(torch.zeros_like(state.params), work, state.aggregator, state.privacy)
         if linear:
             known = 1.0 if bool(arrived.all()) else 1.0 / float(share[arrived].sum())
             return plan, Combined(scaled(updates, known), work, state.aggregator, state.privacy)
@@ -214,7 +217,11 @@ class RunOnClock:
             stream = rng.stream_key(setting.seed, "aggregation", state.round)
             keys = rng.client_keys(stream, setting.data.train.keys[clients].cpu())
         updates = updates * factors.to(updates).unsqueeze(1)
-        total, aggregated = total_of_rows(algorithm.aggregator, work, updates, share, state.aggregator, keys=keys)
+        rows = LocalWork(updates, norms, losses)
+        if not bool(weighed.all()):
+            rows = LocalWork(updates[weighed.to(updates.device)], norms[weighed], losses[weighed])
+            share, keys = share[weighed], None if keys is None else keys[weighed]
+        total, aggregated = total_of_rows(algorithm.aggregator, rows, rows.update, share, state.aggregator, keys=keys)
         return plan, Combined(total, work, aggregated, state.privacy)
 
     def weigh(
