@@ -16,13 +16,13 @@ from torch import Tensor
 
 from equipoise.core import rng
 from equipoise.core.update_checks import as_local_work
-from equipoise.errors import EquipoiseError, IncompatibleParts, notify
+from equipoise.errors import Diverged, EquipoiseError, IncompatibleParts, notify
 from equipoise.privacy.private_sums import client_weights, mean_loss
 from equipoise.round import Outcome, Plan, or_diverged, stop_unless_finite
 from equipoise.round_report import report_of
 from equipoise.runs.setup import Setting
 from equipoise.sampling import TICKS
-from equipoise.server_step import next_state, scaled, server_step, total_of_rows
+from equipoise.server_step import named_by_aggregator, next_state, scaled, server_step, total_of_rows
 from equipoise.types import Cohort, Combined, Job, LocalWork, RiskValue, RoundReport, ServerState
 
 _NEVER = -(2**62)  # the step to which a client without any contribution contributed last
@@ -100,7 +100,10 @@ class RunOnClock:
         with setting.engine_traits.round_context():
             plan, combined = self.combine(buffer, state, after.models)
         work = combined.work
-        params, server = server_step(state, setting.algorithm, combined.total)
+        try:
+            params, server = server_step(state, setting.algorithm, combined.total)
+        except Diverged as failure:
+            raise named_by_aggregator(failure, setting.algorithm.aggregator, combined) from None
         needed = {int(version) for version in after.flights[:, 2].tolist()}
         after = replace(after, models={version: model for version, model in after.models.items() if version in needed})
         changed = {"aggregator": combined.aggregator, "privacy": combined.privacy, "flights": after}
