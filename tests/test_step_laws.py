@@ -491,6 +491,15 @@ def test_so_is_one_of_clients_own_models(personal):
         eq.train(model, data, algorithm, rounds=9, clients_per_round=4, engine="loop", progress=False)
 
 
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_stragglers_of_the_shared_work_may_finetune_for_one_epoch(engine):
+    """Finetuning has no stragglers, and one epoch is too few only for them."""
+    data = eq.data.FederatedData(make_clients([6, 9, 12, 25]), test=make_clients([4, 4, 4, 4], seed=1), name="ragged")
+    slow = eq.solvers.SGD(epochs=3, straggler_share=0.3)
+    algorithm, model = eq.Algorithm(solver=slow, personal=eq.personal.Finetuning(epochs=1)), eq.models.Softmax(4, 3)
+    eq.train(model, data, algorithm, rounds=1, clients_per_round=4, engine=engine, progress=False)
+
+
 class RootOfNegative:
     """A Yogi whose second moment has the wrong sign."""
 
