@@ -99,6 +99,55 @@ def test_a_stale_client_weighs_by_the_loss_at_the_model_that_it_began_with():
     assert found == pytest.approx(34 / 9 + weight * (19 / 9) / (weight + 1))
 
 
+@dataclass(frozen=True)
+class AboveOne:
+    """Losses above 1 count: a client finds the weight (F_k − 1)⁺/(B − 1) of its base weight."""
+
+    client_form = "loss"
+
+    def __call__(self, losses, base_weights, *, clients=None, state=None):
+        kept = base_weights * (losses - 1).clamp(min=0)
+        return eq.types.RiskValue((kept * (losses - 1)).sum() / 2, kept, None)
+
+    def client_weight(self, losses, base_weights, public):
+        return base_weights * ((losses - 1).clamp(min=0) / (public - 1)).clamp(max=1)
+
+
+class UnweightedMedian:
+    """The median of whoever is in the cohort."""
+
+    linear = False
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        return updates.median(0).values, state
+
+
+def test_a_client_that_finds_the_weight_zero_takes_no_part():
+    """x = (4, ½, ¼), w = 0: only A has a loss above 1, so that a median without weights sees its update 2 alone."""
+    sampler, parts = FedBuff(buffer=3, spread=0.0, loss_bound=20.0), {"risk": AboveOne(), "aggregator": UnweightedMedian()}
+    with pytest.warns(eq.errors.EquipoiseNotice, match="clients that it gives the weight 0, which take no part"):
+        result = mean_run(points(A=4.0, B=0.5, C=0.25), sampler, 1, 3, parts=parts)
+    assert float(result.params) == pytest.approx(2.0)
+
+
+def test_the_model_stays_if_nobody_has_a_weight():
+    sampler = FedBuff(buffer=3, spread=0.0, loss_bound=20.0)
+    result = mean_run(points(A=1.0, B=0.5, C=0.25), sampler, 1, 3, parts={"risk": AboveOne()})
+    assert float(result.params) == 0.0
+    assert math.isnan(result.history.rounds[0].loss)
+
+
+def test_the_model_stays_if_only_a_lost_update_has_a_weight():
+    """x = (4, ½) and A's update is lost: B found the weight 0, and there is nothing to divide by."""
+    attacked = (eq.attacks.apply(points(A=4.0, B=0.5), SendsNaN(seed=seed)) for seed in range(9))
+    data = next(data for data in attacked if set(data.malicious) == {"A"})
+    sampler = FedBuff(buffer=2, spread=0.0, loss_bound=20.0)
+    with pytest.warns(eq.errors.EquipoiseNotice, match="were left out"):
+        result = mean_run(data, sampler, 1, 2, parts={"risk": AboveOne()})
+    assert result.history.rounds[0].rejected == ("A",)
+    assert float(result.params) == 0.0
+
+
 def test_a_risk_that_clients_weigh_alone_needs_a_public_bound():
     for sampler, parts in (
         (FedBuff(buffer=2), {"risk": eq.risk.Tilted(1.0)}),

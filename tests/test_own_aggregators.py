@@ -158,6 +158,9 @@ def test_an_aggregator_whose_total_of_one_client_is_not_finite_is_refused(ragged
         train(NoNumberLater(), 3)
     with pytest.raises(eq.errors.Diverged, match=r"the total that NoNumberLater\(\) makes of 3 finite updates is not"):
         train(eq.aggregators.FedNova(NoNumberLater()), 3)
+    buffered = eq.Algorithm(aggregator=NoNumberLater(), sampler=eq.sampling.FedBuff(buffer=3))
+    with pytest.raises(eq.errors.Diverged, match=r"Round 5: the total that NoNumberLater\(\) makes of 3 finite updates is not"):
+        eq.train(eq.models.Softmax(4, 3), ragged, buffered, rounds=6, clients_per_round=4, progress=False)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch
 import equipoise as eq
 from equipoise.errors import InvalidParameter
 from equipoise.runs import step_laws as laws
+from equipoise.runs.steps_alone import lost_memories
 from equipoise.testing import LawBroken, check_server_optimizer, check_solver
 from made_clients import make_clients
 
@@ -285,6 +286,7 @@ HONEST_SOLVERS = {
 @pytest.mark.parametrize("part", HONEST_SOLVERS.values(), ids=HONEST_SOLVERS)
 def test_honest_solvers_keep_the_laws_of_direction(part):
     assert laws.broken_step_law(part) is None
+    assert lost_memories(part) == []  # Lookahead empties its memory every five steps
 
 
 def server(step, begin=torch.zeros_like):
@@ -398,7 +400,15 @@ def test_a_server_that_moves_by_more_than_rounding_at_a_zero_update_is_refused(r
             refused()
 
 
+def error_feedback(params, total, state):
+    """The larger half of the numbers is sent now, and the rest is kept for later rounds."""
+    whole = total + state
+    sent = torch.where(whole.abs() >= whole.abs().median(), whole, 0.0)
+    return params + sent, whole - sent
+
+
 HONEST_SERVERS = {
+    "error feedback": server(error_feedback),
     "lamb": server(lamb, pair),
     "trust region": server(trust_region, lambda params: (0.0, 0)),
     "lars": server(lars, lambda params: None),
@@ -479,6 +489,15 @@ def test_so_is_one_of_clients_own_models(personal):
     data = eq.data.FederatedData(make_clients([6, 9, 12, 25]), test=make_clients([4, 4, 4, 4], seed=1), name="ragged")
     with pytest.raises(InvalidParameter, match=r"schedule must give a (rate|factor) that is finite and not negative"):
         eq.train(model, data, algorithm, rounds=9, clients_per_round=4, engine="loop", progress=False)
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_stragglers_of_the_shared_work_may_finetune_for_one_epoch(engine):
+    """Finetuning has no stragglers, and one epoch is too few only for them."""
+    data = eq.data.FederatedData(make_clients([6, 9, 12, 25]), test=make_clients([4, 4, 4, 4], seed=1), name="ragged")
+    slow = eq.solvers.SGD(epochs=3, straggler_share=0.3)
+    algorithm, model = eq.Algorithm(solver=slow, personal=eq.personal.Finetuning(epochs=1)), eq.models.Softmax(4, 3)
+    eq.train(model, data, algorithm, rounds=1, clients_per_round=4, engine=engine, progress=False)
 
 
 class RootOfNegative:

@@ -32,6 +32,8 @@ def report_of(setting: Setting, plan: Plan, began: float, work: LocalWork | None
     if not math.isfinite(shown.sum()):  # a client without a step saw no loss; one that is left out may have an infinite one
         known = np.isfinite(shown)
         shown, share = shown[known], share[known]
+    if not share.any():  # of a buffer whose clients all found the weight 0
+        shown, share = shown[:0], share[:0]
     share = share / share.sum()
     mean, tail = (float(share @ shown), worst_mean(shown, share, TAIL)) if len(shown) else (math.nan, math.nan)
     return RoundReport(

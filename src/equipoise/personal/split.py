@@ -93,9 +93,10 @@ class Split:
     names, is kept if one of them matches.
 
     The risk sees the losses of clients' own models F_k(w, row_k). A client that was never drawn has the initial values of
-    the parameters that it keeps. So has the shared model `result.model`, in which these parameters are never trained. If
-    nothing is kept, the method is FedAvg. If everything is kept, nothing is shared, and drawn clients train as in Local, on
-    other mini-batches. Robust aggregators and privacy see the shared update alone, and ε covers the shared parameters.
+    the parameters that it keeps. So has the shared model `result.model`, in which these parameters are never trained: only
+    the noise of a private run moves them there. If nothing is kept, the method is FedAvg. If everything is kept, nothing is
+    shared, and drawn clients train as in Local, on other mini-batches. Robust aggregators and privacy see the shared update
+    alone, and ε covers the shared parameters.
 
     Source: Arivazhagan et al. 2019 (FedPer); Collins et al. 2021 (FedRep); Oh, Kim, Yun 2022 (FedBABU); Liang et al. 2020
     (LG-FedAvg); Li et al. 2021 (FedBN).

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from equipoise.core import rng
 from equipoise.core.update_checks import as_local_work
-from equipoise.errors import EquipoiseError, IncompatibleParts, notify
+from equipoise.errors import Diverged, EquipoiseError, IncompatibleParts, notify
 from equipoise.privacy.private_sums import client_weights, mean_loss
 from equipoise.round import Outcome, Plan, or_diverged, stop_unless_finite
 from equipoise.round_report import report_of
 from equipoise.runs.setup import Setting
 from equipoise.sampling import TICKS
-from equipoise.server_step import next_state, scaled, server_step, total_of_rows
+from equipoise.server_step import named_by_aggregator, next_state, scaled, server_step, total_of_rows
 from equipoise.types import Cohort, Combined, Job, LocalWork, RiskValue, RoundReport, ServerState
 
 _NEVER = -(2**62)  # the step to which a client without any contribution contributed last
@@ -100,7 +100,10 @@ class RunOnClock:
         with setting.engine_traits.round_context():
             plan, combined = self.combine(buffer, state, after.models)
         work = combined.work
-        params, server = server_step(state, setting.algorithm, combined.total)
+        try:
+            params, server = server_step(state, setting.algorithm, combined.total)
+        except Diverged as failure:
+            raise named_by_aggregator(failure, setting.algorithm.aggregator, combined) from None
         needed = {int(version) for version in after.flights[:, 2].tolist()}
         after = replace(after, models={version: model for version, model in after.models.items() if version in needed})
         changed = {"aggregator": combined.aggregator, "privacy": combined.privacy, "flights": after}
@@ -206,6 +209,9 @@ class RunOnClock:
         arrived = torch.from_numpy(work.arrived)
         if not bool(arrived.any()):
             stop_unless_finite(work.sq_norms, everyone, setting.data.train, "update")
+        weighed = share > 0  # a client that finds the weight 0 takes no part
+        if not bool((arrived & weighed).any()):  # the model stays
+            return plan, Combined(torch.zeros_like(state.params), work, state.aggregator, state.privacy)
         if linear:
             known = 1.0 if bool(arrived.all()) else 1.0 / float(share[arrived].sum())
             return plan, Combined(scaled(updates, known), work, state.aggregator, state.privacy)
@@ -214,7 +220,11 @@ class RunOnClock:
             stream = rng.stream_key(setting.seed, "aggregation", state.round)
             keys = rng.client_keys(stream, setting.data.train.keys[clients].cpu())
         updates = updates * factors.to(updates).unsqueeze(1)
-        total, aggregated = total_of_rows(algorithm.aggregator, work, updates, share, state.aggregator, keys=keys)
+        rows = LocalWork(updates, norms, losses)
+        if not bool(weighed.all()):
+            rows = LocalWork(updates[weighed.to(updates.device)], norms[weighed], losses[weighed])
+            share, keys = share[weighed], None if keys is None else keys[weighed]
+        total, aggregated = total_of_rows(algorithm.aggregator, rows, rows.update, share, state.aggregator, keys=keys)
         return plan, Combined(total, work, aggregated, state.privacy)
 
     def weigh(

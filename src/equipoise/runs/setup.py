@@ -28,6 +28,7 @@ from equipoise.errors import IncompatibleParts, InvalidParameter, is_integer, no
 from equipoise.models.adapters import WHY_NOT_BOTH, freeze_lora_a, trains_lora_a
 from equipoise.observers import Evaluation, History
 from equipoise.personal.context import PersonalContext
+from equipoise.personal.ditto import own_solver
 from equipoise.personal.finetune import Adaptation
 from equipoise.personal.personal_run import PersonalRun
 from equipoise.personal_models import PersonalModels
@@ -208,7 +209,7 @@ class Setting:
 def _solvers_at_work(algorithm: Algorithm) -> Iterator[LocalSolver]:
     """The solver, that of the clients' own models, and each for the epochs of other phases."""
     personal = algorithm.traits.personal
-    own = algorithm.solver if personal.solver is None else personal.solver
+    own = own_solver(personal.solver, algorithm.solver)  # without stragglers, which may not go with another number of epochs
     with_epochs = solver_traits(own).with_epochs
     yield from (algorithm.solver, own)
     yield from (with_epochs(epochs) for epochs in personal.further_epochs if with_epochs is not None)

@@ -49,12 +49,15 @@ def failure_without_memory(solver: Any) -> str:
     return ""
 
 
-def _steps_downhill(solver: Any, memory: tuple[Tensor, ...], weights: Tensor, lr: float = 1e-4) -> None:
-    """A few steps on ½‖w‖², from an anchor where the weights are now."""
+def _steps_downhill(solver: Any, memory: tuple[Tensor, ...], weights: Tensor, lr: float = 1e-4) -> set[int]:
+    """A few steps on ½‖w‖², from an anchor where the weights are now; the places in memory that were not 0 after some step."""
     traits, anchor = solver_traits(solver), weights.clone()
+    used: set[int] = set()
     for number in range(1, 1 + max(5, traits.repeats)):
         told = {"number": number} if traits.numbered else {}
         solver.step(weights, weights.clone(), memory, anchor=anchor, lr=lr, **told)
+        used |= {place for place, each in enumerate(memory) if bool((each != 0).any())}
+    return used
 
 
 def convex_losses(solver: Any) -> tuple[float, float]:
@@ -70,10 +73,10 @@ def lost_memories(solver: Any) -> list[int]:
     weights = torch.linspace(0.5, 2.0, 8, dtype=torch.float64)
     memory = solver.begin(weights.clone())
     plain = weights.clone()
-    _steps_downhill(solver, memory, plain, 0.1)
+    used = _steps_downhill(solver, memory, plain, 0.1)  # Lookahead empties its memory again every few steps
     found = []
-    for place, each in enumerate(memory):
-        if bool((each != 0).any()) or bool((solver.begin(weights.clone())[place] != 0).any()):
+    for place in range(len(memory)):
+        if place in used or bool((solver.begin(weights.clone())[place] != 0).any()):
             continue
         other, moved = solver.begin(weights.clone()), weights.clone()
         other[place].copy_(torch.linspace(-3.0, 3.0, 8, dtype=torch.float64))

@@ -33,3 +33,6 @@ class AttackTraits:
     # (clients, train, classes): marked examples on which a backdoor is judged, and the positions of their clients
     probe: Callable[..., Any] | None = None
     omniscient: bool = False  # whether `corrupt` sees the honest updates of the whole cohort
+    rule_in_checkpoints: str = (
+        ""  # what checkpoints say of the attack, where an earlier version did otherwise at the same settings
+    )
