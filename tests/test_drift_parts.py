@@ -14,6 +14,7 @@ from equipoise.core.abilities import solver_traits
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.privacy import DifferentialPrivacy, GaussianMechanism, SecureAggregation
+from equipoise.runs import setup
 from equipoise.solvers import SGD, Adam, FedDyn, PerFedAvg, Scaffold
 from equipoise.solvers.batches import client_batches, steps_taken
 from made_clients import make_clients
@@ -294,7 +295,7 @@ def test_clients_whose_only_batch_is_left_out_take_no_part(engine, wrap):
     # FedDyn, κ = ½: ū of steps with a proximal term of ½, h = −κ · ¾ · ū, so that it moves by ū + ¾ ū.
     data = FederatedData(make_clients([1, 5, 9, 7], dtype=torch.float64), classes=3)
     algorithm = eq.Algorithm(solver=wrap(two_epochs()), sampler=FULL, weights="uniform")
-    setting = eq.runs.setup.set_up(
+    setting = setup.set_up(
         normalised(), data, algorithm, rounds=3, clients_per_round=None, seed=0, loss=None, error=None, engine=engine
     )
     for state in play(setting, 3):
