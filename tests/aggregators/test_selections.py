@@ -61,6 +61,11 @@ def test_the_radius_of_centred_clipping_is_a_weighted_median():
     assert float(total(agg.CentredClipping(None, 1), column(1, 1, 1, 100), weights)) == pytest.approx(70.3)
 
 
+def test_the_radius_of_centred_clipping_is_the_middle_distance():
+    # Distances 1, 2, 3, 4, 100 from 0 have the median 3, to which 4 and 100 are clipped: (1 + 2 + 3 + 3 + 3)/5.
+    assert float(total(agg.CentredClipping(None, 1), column(1, 2, 3, 4, 100))) == pytest.approx(2.4)
+
+
 def test_mixing_by_hand():
     # β = ¼ of 0, 1, 2, 100: each with its two nearest: 1, 1, 1, 34⅓. The median is 1; β = 0 makes all of them the mean.
     updates = column(0, 1, 2, 100)
@@ -170,6 +175,12 @@ def test_meamed_and_dnc_by_hand():
     assert float(total(agg.MeaMed(0.25), column(0, 1, 2, 100))) == pytest.approx(1.0)
     # 100 stands out along the only direction; the mean of 0, 1, 2, 3 is left.
     assert float(total(agg.DnC(1), column(0, 1, 2, 3, 100))) == pytest.approx(1.5)
+
+
+def test_ties_of_dnc_go_to_the_smallest_key():
+    # −1 and 1 are as far from the mean 0. The one with the smaller key is dropped: −½ or ½ is left.
+    assert float(total(agg.DnC(1), column(-1, 0, 1), keys=torch.tensor([5, 1, 3]))) == pytest.approx(-0.5)
+    assert float(total(agg.DnC(1), column(-1, 0, 1), keys=torch.tensor([3, 1, 5]))) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
