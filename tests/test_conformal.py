@@ -98,6 +98,17 @@ def test_a_client_with_few_examples_gets_every_class():
     assert found.coverage.tolist() == [1.0]
 
 
+def test_each_client_has_a_rank_of_its_own():
+    # ζ = 0.2. Client a has the scores 0.1 … 0.9: ⌈0.8 · 10⌉ = 8, so 0.8. Client b has 0.1 … 0.4: ⌈0.8 · 5⌉ = 4 = (1 − ζ)/ζ, so
+    # 0.4. Client c has three, fewer than 4: everything. Together, N + K = 19: ⌈15.2⌉ = 16, the largest of all, 0.9.
+    scores = {name: torch.arange(1, count + 1) / 10 for name, count in (("a", 9), ("b", 4), ("c", 3))}
+    clients = eq.ClientSet.pack(packed(scores))
+    data = eq.FederatedData(clients, validation=clients, test=clients, classes=2)
+    own = conformal_sets(Given(), data, miss=0.2, per_client=True)
+    assert own.threshold.tolist() == pytest.approx([0.8, 0.4, math.inf], abs=1e-5)
+    assert conformal_sets(Given(), data, miss=0.2).threshold.tolist() == pytest.approx([0.9] * 3, abs=1e-5)
+
+
 def test_a_trained_model():
     data = eq.data.digits(clients=10, split_by="examples", validation=0.3, test=0.3, seed=0)
     result = eq.train(eq.models.Softmax(data.features, data.classes), data, rounds=10, clients_per_round=10, progress=False)

@@ -14,6 +14,7 @@ from equipoise.aggregators import FedNova, Median, NormClip, WeightedMean
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import IncompatibleParts, InvalidParameter
+from equipoise.runs import setup
 from equipoise.solvers import SGD, Adam, AdamW, Step
 from made_clients import make_clients
 
@@ -244,7 +245,8 @@ def test_scaffold_ends_at_the_minimum_of_the_mean(engine):
 def test_the_first_round_of_scaffold_by_hand(engine):
     # From w = 0 with c = c_k = 0: client 1 (c = 3, x = 1) steps to 0.3 and to 0.51, client 0 stays. So u = (0, 0.51), and
     # c_k = −u_k/(η τ) = (0, −2.55), c = −1.275. In round 2, at w = 0.255, the first steps are along
-    # 0.255 − 0 − 1.275 = −1.02 and 3(0.255 − 1) + 2.55 − 1.275 = −0.96.
+    # 0.255 − 0 − 1.275 = −1.02 and 3(0.255 − 1) + 2.55 − 1.275 = −0.96. After that one step c_k is the gradient at 0.255:
+    # 0 + 1.275 − 1.02 = 0.255 and −2.55 + 1.275 − 0.96 = −2.235 = 3(0.255 − 1); c is their mean.
     data = parabolas([0.0, 1.0], curvatures=[1.0, 3.0])
     algorithm = eq.Algorithm(solver=eq.solvers.Scaffold(SGD(lr=0.1, batch_size=None, steps=2)), sampler=FULL)
     setting = set_up(data, algorithm, engine)
@@ -256,10 +258,12 @@ def test_the_first_round_of_scaffold_by_hand(engine):
     one_step = replace(algorithm, solver=eq.solvers.Scaffold(SGD(lr=0.1, batch_size=None, steps=1)))
     ((after, _),) = eq.round.Rounds([replace(setting, algorithm=one_step)])([state])
     assert float(after.params) == pytest.approx(0.255 + 0.1 * (1.02 + 0.96) / 2)
+    assert setting.kept.read(after.kept, torch.arange(2)).flatten().tolist() == pytest.approx([0.255, -2.235])
+    assert float(after.solver) == pytest.approx(-0.99)
 
 
 def set_up(data, algorithm, engine, clients_per_round=2):
-    return eq.runs.setup.set_up(
+    return setup.set_up(
         Point(), data, algorithm, rounds=20, clients_per_round=clients_per_round, seed=3, loss=half_square, error=None,
         engine=engine,
     )  # fmt: skip

@@ -6,13 +6,17 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from torch import nn
 
 import equipoise as eq
-from equipoise.aggregators import FedNova, Median, TrimmedMean
+from equipoise.aggregators import FedNova, Median, TrimmedMean, WeightedMean
+from equipoise.core.abilities import solver_traits
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.privacy import DifferentialPrivacy, GaussianMechanism, SecureAggregation
-from equipoise.solvers import SGD, Adam, FedDyn, Scaffold
+from equipoise.runs import setup
+from equipoise.solvers import SGD, Adam, FedDyn, PerFedAvg, Scaffold
+from equipoise.solvers.batches import client_batches, steps_taken
 from made_clients import make_clients
 from test_drift import ENGINES, FULL, RAGGED, parabolas, set_up, train
 
@@ -243,3 +247,73 @@ def test_scaffold_takes_a_solver_of_ones_own_only_if_it_adds_up_gradients():
         Scaffold(OwnSign(lr=0.01))
     assert "your solver without SCAFFOLD" in str(caught.value)
     assert Scaffold(OwnMomentum(lr=0.01)).solver.lr == 0.01
+
+
+# ------------------------------------------------------------------------------------- batches that are too small for the model
+
+
+def normalised():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
+
+
+def two_epochs(**given):
+    return SGD(**{"lr": 0.1, "batch_size": 4, "epochs": 2} | given)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), st.one_of(st.none(), st.integers(1, 6)), st.integers(0, 30), st.integers(1, 3), st.integers(1, 3))
+def test_steps_taken_are_those_on_batches_that_are_large_enough(size, batch_size, steps, repeats, least):
+    solver = PerFedAvg(batch_size=batch_size) if repeats == 3 else SGD(batch_size=batch_size)
+    key = torch.tensor(7)
+    batches = client_batches(key, size, batch_size, steps, solver_traits(solver).repeats)
+    assert steps_taken(solver, size, steps, least) == sum(len(batch) >= least for batch in batches)
+
+
+@pytest.mark.filterwarnings("ignore:.*which is left out:equipoise.errors.EquipoiseNotice")
+@ENGINES
+def test_fednova_counts_no_batch_that_is_left_out(engine):
+    # BatchNorm takes no batch of one. Batches of 4, two epochs: sizes 1, 5, 9, 7 have batches (1), (4, 1), (4, 4, 1), (4, 3):
+    # 0, 2, 4 and 4 steps are taken, of 2, 4, 6 and 4. The first client has no step and leaves the cohort: π = ⅓ each,
+    # ā = 10/3, and the total is (10/9)(u_1/2 + u_2/4 + u_3/4).
+    data = FederatedData(make_clients([1, 5, 9, 7], dtype=torch.float64), classes=3)
+    algorithm = eq.Algorithm(solver=two_epochs(), aggregator=FedNova(), sampler=FULL, weights="uniform")
+    options = {"rounds": 1, "engine": engine, "progress": False}
+    moved = eq.train(normalised(), data, algorithm, **options).params
+    start = eq.train(normalised(), data, algorithm, **options | {"rounds": 0}).params
+    plain = replace(algorithm, aggregator=WeightedMean())
+    alone = [FederatedData(data.train.take([k]), classes=3) for k in (1, 2, 3)]
+    u = [eq.train(normalised(), each, plain, **options).params - start for each in alone]
+    torch.testing.assert_close(moved - start, (10 / 9) * (u[0] / 2 + u[1] / 4 + u[2] / 4), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:.*which is left out:equipoise.errors.EquipoiseNotice")
+@pytest.mark.parametrize("wrap", [Scaffold, lambda solver: FedDyn(0.5, solver)], ids=["SCAFFOLD", "FedDyn"])
+@ENGINES
+def test_clients_whose_only_batch_is_left_out_take_no_part(engine, wrap):
+    # Size 1 has no batch for BatchNorm. In the first round all rows are 0: SCAFFOLD moves by the mean ū of the other three.
+    # FedDyn, κ = ½: ū of steps with a proximal term of ½, h = −κ · ¾ · ū, so that it moves by ū + ¾ ū.
+    data = FederatedData(make_clients([1, 5, 9, 7], dtype=torch.float64), classes=3)
+    algorithm = eq.Algorithm(solver=wrap(two_epochs()), sampler=FULL, weights="uniform")
+    setting = setup.set_up(
+        normalised(), data, algorithm, rounds=3, clients_per_round=None, seed=0, loss=None, error=None, engine=engine
+    )
+    for state in play(setting, 3):
+        rows = setting.kept.read(state.kept, torch.arange(4))
+        torch.testing.assert_close(state.solver, setting.alpha @ rows, rtol=1e-9, atol=1e-12)
+        assert not rows[0].any()
+        assert bool(rows[1:].any(1).all())
+    others, options = FederatedData(data.train.take([1, 2, 3]), classes=3), {"engine": engine, "progress": False}
+    plain, factor = (two_epochs(), 1.0) if wrap is Scaffold else (two_epochs(prox=0.5), 1.75)
+    mean = eq.train(normalised(), others, replace(algorithm, solver=plain), rounds=1, **options).params - setting.first_params
+    moved = eq.train(normalised(), data, algorithm, rounds=1, **options).params - setting.first_params
+    torch.testing.assert_close(moved, factor * mean, rtol=1e-9, atol=1e-12)
+
+
+def test_a_public_length_of_steps_needs_batches_that_are_all_large_enough():
+    # With steps = 3 and batches of 4 a client of 5 takes 2 of 3 steps, but c would be divided by 3.
+    algorithm = eq.Algorithm(solver=Scaffold(SGD(batch_size=4, steps=3)), privacy=SecureAggregation())
+    options = {"rounds": 1, "clients_per_round": 3, "progress": False}
+    with pytest.raises(IncompatibleParts, match=r"batch of one example(.|\n)*1 of 3 clients"):
+        eq.train(normalised(), FederatedData(make_clients([5, 6, 7], dtype=torch.float64), classes=3), algorithm, **options)
+    eq.train(normalised(), FederatedData(make_clients([4, 6, 7], dtype=torch.float64), classes=3), algorithm, **options)

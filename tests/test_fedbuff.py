@@ -266,6 +266,23 @@ def test_a_run_with_jobs_in_flight_goes_on_bit_for_bit(tmp_path, stop):
     assert arrivals(whole) == arrivals(resumed)
 
 
+def test_models_are_kept_while_a_job_that_began_with_them_is_under_way():
+    # A takes 1 and B takes 3, a buffer of 1: B works from version 0 until it is back at 3, after A's three times.
+    kept, now = [], []
+
+    class Watch(eq.types.Observer):
+        def on_state(self, state):
+            if state.flights is not None:
+                kept.append(sorted(state.flights.models))
+                now.append({int(row[1]): int(row[2]) for row in state.flights.flights})
+
+    mean_run(points(A=8.0, B=4.0), AB, 4, 2, observers=[Watch()])
+    assert [sorted(set(jobs.values())) for jobs in now] == kept
+    assert kept[:2] == [[0], [0]]  # B alone is under way; A begins with the next step
+    assert now[:2] == [{1: 0}, {1: 0}]
+    assert 0 not in kept[-1]  # B is back
+
+
 def test_fast_clients_take_part_more_often():
     result = softmax_run(FedBuff(buffer=2, spread=1.0), rounds=60)
     took = {client: time for report in result.history.rounds for client, time, _ in report.arrivals}

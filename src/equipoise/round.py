@@ -311,7 +311,7 @@ def work_alone(run: RunInRound, plan: Plan, engine: Engine) -> Worked:
         plan = plan._replace(workers=workers)
     traits = run.algorithm.traits.aggregator
     if traits.normalises is not None and len(plan.workers):
-        lengths = normalisers_of(plan.workers, run.solver, setting.data.train)
+        lengths = normalisers_of(plan.workers, run.solver, setting.data.train, setting.task.smallest_batch)
         engine = NormalisedWork(engine, lengths, plan.weights.double(), traits.steps, streams=state.carried is None)
     return setting.protection.combine(state, engine, run.solver, plan, sent), own
 

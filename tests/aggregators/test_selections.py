@@ -61,6 +61,11 @@ def test_the_radius_of_centred_clipping_is_a_weighted_median():
     assert float(total(agg.CentredClipping(None, 1), column(1, 1, 1, 100), weights)) == pytest.approx(70.3)
 
 
+def test_the_radius_of_centred_clipping_is_the_middle_distance():
+    # Distances 1, 2, 3, 4, 100 from 0 have the median 3, to which 4 and 100 are clipped: (1 + 2 + 3 + 3 + 3)/5.
+    assert float(total(agg.CentredClipping(None, 1), column(1, 2, 3, 4, 100))) == pytest.approx(2.4)
+
+
 def test_mixing_by_hand():
     # β = ¼ of 0, 1, 2, 100: each with its two nearest: 1, 1, 1, 34⅓. The median is 1; β = 0 makes all of them the mean.
     updates = column(0, 1, 2, 100)
@@ -128,6 +133,22 @@ def test_bulyan_selects_again_among_those_that_are_left():
     assert float(total(agg.Bulyan(1), updates)) == pytest.approx(4.0)
 
 
+def test_ties_of_bulyan_go_to_the_smallest_key():
+    # −3, −1, 1, 3, f = 0: Krum sums 2 squares: 4 + 16, 4 + 4, 4 + 4, 4 + 16. −1 and 1 are as near the median 0, so that the key
+    # decides. Of the three left Krum sums one square: after −1 those are 16, 4, 4: 1 is the median. After 1 they mirror it.
+    from equipoise.aggregators.selections import bulyan_selection
+
+    updates = column(-3, -1, 1, 3)
+    assert bulyan_selection(updates, torch.tensor([9, 4, 7, 1]), 0)[:2] == [1, 2]
+    assert bulyan_selection(updates, torch.tensor([1, 7, 4, 9]), 0)[:2] == [2, 1]
+    # −1 (four times) and 1 (four times), f = 1: of 8 clients 6 are selected, of whom the 4 nearest their median are averaged.
+    # All scores and all distances to the median 0 are equal at first; whoever comes first, the total follows the keys alone.
+    updates, keys = column(-1, -1, -1, -1, 1, 1, 1, 1), torch.tensor([5, 3, 8, 6, 2, 7, 4, 1])
+    found = total(agg.Bulyan(1), updates, keys=keys)
+    for order in ([7, 6, 5, 4, 3, 2, 1, 0], [3, 6, 0, 5, 2, 7, 1, 4]):
+        assert torch.equal(total(agg.Bulyan(1), updates[order], keys=keys[order]), found)
+
+
 def test_the_mean_of_bulyan_is_weighted():
     # As above 1 … 5 are selected, by heads; of those 2, 3, 4 are nearest their median 3. Their weights are 0.2, 0.1, 0.1:
     # (0.4 + 0.3 + 0.4)/0.4.
@@ -154,6 +175,12 @@ def test_meamed_and_dnc_by_hand():
     assert float(total(agg.MeaMed(0.25), column(0, 1, 2, 100))) == pytest.approx(1.0)
     # 100 stands out along the only direction; the mean of 0, 1, 2, 3 is left.
     assert float(total(agg.DnC(1), column(0, 1, 2, 3, 100))) == pytest.approx(1.5)
+
+
+def test_ties_of_dnc_go_to_the_smallest_key():
+    # −1 and 1 are as far from the mean 0. The one with the smaller key is dropped: −½ or ½ is left.
+    assert float(total(agg.DnC(1), column(-1, 0, 1), keys=torch.tensor([5, 1, 3]))) == pytest.approx(-0.5)
+    assert float(total(agg.DnC(1), column(-1, 0, 1), keys=torch.tensor([3, 1, 5]))) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(

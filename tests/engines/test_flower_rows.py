@@ -6,6 +6,7 @@ import pytest
 import torch
 from fake_grid import federation
 from test_flower_engine import SGD, killed_after, run, simulate, softmax, some_data
+from torch import nn
 
 import equipoise as eq
 from equipoise.aggregators import FedNova, NormClip
@@ -78,6 +79,23 @@ def test_a_federation_keeps_what_a_simulation_keeps(name):
         torch.testing.assert_close(found.clients.personal_loss, wanted.clients.personal_loss, rtol=1e-5, atol=1e-6)
     if "secure" in name or "distributed" in name:
         assert not any(action == "train.update" for _, action, _ in grid.log)  # nothing of one client alone
+
+
+def normalised():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+
+
+@pytest.mark.filterwarnings("ignore:.*which is left out:equipoise.errors.EquipoiseNotice")
+@pytest.mark.parametrize("name", ["SCAFFOLD", "FedDyn", "FedNova", "FedNova, secure"])
+def test_batches_that_a_model_leaves_out_are_no_steps_of_a_federation(name):
+    # Batches of 4: of the clients with 9 and 5 the last batch is left out, and a client with 1 example takes no step.
+    data = FederatedData(make_clients([6, 9, 1, 5, 20]), test=make_clients([5, 9], seed=1, prefix="unseen"), name="small")
+    options = {"model": normalised, "rounds": 3, "clients_per_round": 5}
+    wanted = simulate(KEEPS[name], data, **options)
+    found, _ = run(KEEPS[name], data, **options)
+    torch.testing.assert_close(found.params, wanted.params, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.carried, wanted.carried, rtol=1e-5, atol=1e-6)
 
 
 def test_correlated_noise_of_a_federation_comes_from_the_operating_system():

@@ -132,6 +132,28 @@ def test_fedrep_trains_what_it_keeps_first_by_hand(engine, epochs, kept, shared)
     assert result.personal.params(["0"]).tolist() == [[shared, kept]]
 
 
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("method", [FedPer("b"), LGFedAvg("b")], ids=["FedPer", "LG-FedAvg"])
+def test_all_names_are_trained_together_by_hand(engine, method):
+    """x = 8 and 4, b kept, one full-batch step of rate ½ from 0: a and b both move by x/2, 4 and 2, and a to their mean 3.
+
+    In the second round a + b is 3 + 4 = 7 of 8 and 3 + 2 = 5 of 4: both move by ½ and −½. So a stays, and b is 4½ and 1½.
+    """
+    rows = [(str(k), torch.full((1, 1), x, dtype=torch.float64), torch.zeros(1)) for k, x in enumerate((8.0, 4.0))]
+    algorithm = eq.Algorithm(
+        personal=method, solver=eq.solvers.SGD(lr=0.5, batch_size=None), sampler=eq.sampling.Full(), weights="uniform"
+    )
+    data, options = eq.FederatedData(eq.ClientSet.pack(rows)), {"engine": engine, "progress": False}
+    for rounds, expected in ((1, [[3.0, 4.0], [3.0, 2.0]]), (2, [[3.0, 4.5], [3.0, 1.5]])):
+        result = eq.train(Sum(), data, algorithm, rounds=rounds, **options)
+        assert result.personal.params(["0", "1"]).tolist() == expected
+
+
+def test_numbers_of_epochs_are_those_of_the_authors():
+    assert FedRep("head").phases == (("kept", 10), ("shared", 1))
+    assert (FedBABU("head").phases, FedBABU("head").finetuning) == ((("shared", None),), 5)
+
+
 @dataclass(frozen=True)
 class OwnSGD(eq.solvers.SGD):
     def step(self, weights, gradient, memory, *, anchor, lr):

@@ -9,6 +9,7 @@ import equipoise as eq
 from equipoise.aggregators import NNM, CentredClipping, TrimmedMean, WeightedMean
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import InvalidParameter
+from equipoise.runs import setup
 from equipoise.solvers import SGD
 from made_clients import make_clients
 from test_drift import ENGINES, FULL, parabolas, train
@@ -26,7 +27,7 @@ def test_two_rounds_by_hand(engine):
 def test_clients_that_sit_out_keep_their_momentum():
     # Two equal clients, one of them per round, in turn or not: a client that works twice in a row goes on with its own m.
     algorithm = eq.Algorithm(solver=MOMENTUM)
-    setting = eq.runs.setup.set_up(
+    setting = setup.set_up(
         eq.models.Softmax(4, 3).double(), FederatedData(make_clients([5, 5, 5], dtype=torch.float64), classes=3), algorithm,
         rounds=6, clients_per_round=1, seed=1, loss=None, error=None, engine="loop",
     )  # fmt: skip

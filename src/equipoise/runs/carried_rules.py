@@ -48,7 +48,8 @@ def check_smallest_batches(task: Task, clients: ClientSet, algorithm: Algorithm)
     sizes = clients.host_sizes
     smallest, largest = batch_sizes(solver, sizes)
     few, none = int((smallest < 2).sum()), int((largest < 2).sum())
-    if none == len(sizes) or (few and traits.finish is not None):
+    public_length = algorithm.privacy is not None and algorithm.traits.solver.after_rows is not None  # of everyone's steps
+    if none == len(sizes) or (few and (traits.finish is not None or public_length)):
         ids = [clients.ids[k] for k in (smallest < 2).nonzero().flatten()[:3].tolist()]
         raise IncompatibleParts(
             f"{name} cannot be trained on a batch of one example (a BatchNorm layer has no variance then), and {few} of "

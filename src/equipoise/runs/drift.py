@@ -23,8 +23,8 @@ def weights_of_steps(run: RunInRound, cohort: Cohort, solver: LocalSolver, weigh
 
     A solver with a plain mean has all other clients count alike.
     """
-    traits, clients = run.algorithm.traits, run.setting.data.train
-    weights = np.where(steps_of(cohort, solver, clients) > 0, weights, 0.0)
+    traits, clients, least = run.algorithm.traits, run.setting.data.train, run.setting.task.smallest_batch
+    weights = np.where(steps_of(cohort, solver, clients, least) > 0, weights, 0.0)
     return np.where(weights > 0, 1.0, 0.0) if traits.solver.plain_mean else weights
 
 
@@ -68,6 +68,7 @@ def mean_length(run: RunInRound, plan: Plan) -> float:
         return float(traits.normalisers(torch.tensor([traits.steps]), run.solver.learning_rate(plan.cohort.rate_round))[0])
     if not run.setting.protection.in_the_open:
         raise EquipoiseError(f"{run.algorithm.solver!r} must count its work in steps where clients are protected.")
-    lengths = normalisers_of(plan.workers, run.solver, run.setting.data.train)
+    setting = run.setting
+    lengths = normalisers_of(plan.workers, run.solver, setting.data.train, setting.task.smallest_batch)
     weights = plan.weights.double()
     return float(weights @ lengths / weights.sum())

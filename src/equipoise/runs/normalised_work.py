@@ -13,22 +13,24 @@ from equipoise.core.abilities import read, solver_traits
 from equipoise.core.numbers import Numbers
 from equipoise.data.clients import ClientSet
 from equipoise.errors import EquipoiseError
+from equipoise.solvers.batches import steps_taken
 from equipoise.types import Aggregator, AggregatorTraits, Cohort, Engine, LocalSolver, LocalWork, Pull
 
 
-def steps_of(cohort: Cohort, solver: LocalSolver, clients: ClientSet) -> Numbers:
-    """How many local steps each client of a cohort takes, (K,)."""
+def steps_of(cohort: Cohort, solver: LocalSolver, clients: ClientSet, least: int) -> Numbers:
+    """How many local steps each client of a cohort takes, (K,); batches of less than `least` examples are left out."""
     sizes = clients.host_sizes.numpy()[cohort.clients.numpy()].tolist()
     efforts = [] if cohort.effort is None else [cohort.effort.tolist()]
-    return np.array([solver.local_steps(*one) for one in zip(sizes, *efforts, strict=True)], dtype=np.int64)
+    asked = [(one[0], solver.local_steps(*one)) for one in zip(sizes, *efforts, strict=True)]
+    return np.array([steps_taken(solver, size, steps, least) for size, steps in asked], dtype=np.int64)
 
 
-def normalisers_of(cohort: Cohort, solver: LocalSolver, clients: ClientSet) -> Tensor:
+def normalisers_of(cohort: Cohort, solver: LocalSolver, clients: ClientSet, least: int) -> Tensor:
     """a_k of each client of a cohort, (K,) float64: what its steps add up to under a gradient of 1, in units of the rate."""
     rule = solver_traits(solver).normalisers
     if rule is None:
         raise EquipoiseError(f"{type(solver).__name__} does not say what its steps add up to.")
-    return rule(torch.from_numpy(steps_of(cohort, solver, clients)), solver.learning_rate(cohort.rate_round))
+    return rule(torch.from_numpy(steps_of(cohort, solver, clients, least)), solver.learning_rate(cohort.rate_round))
 
 
 class NormalisedWork(Engine):

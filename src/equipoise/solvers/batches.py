@@ -209,6 +209,22 @@ def batch_sizes(solver: LocalSolver, sizes: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where((rest > 0) & (sizes > solver.batch_size), rest, largest), largest
 
 
+def steps_taken(solver: LocalSolver, size: int, steps: int, least: int) -> int:
+    """How many of a client's local steps are taken, if those on batches of less than `least` examples are left out."""
+    batch_size = solver.batch_size
+    if least < 2 or solver_traits(solver).split is not None:
+        return steps
+    if batch_size is None or batch_size >= size:
+        return steps if size >= least else 0
+    if batch_size < least:
+        return 0
+    if not 0 < size % batch_size < least:
+        return steps
+    repeats, whole = solver_traits(solver).repeats, size // batch_size  # the batch after the whole ones is too small
+    epochs, more = divmod(steps, (whole + 1) * repeats)
+    return (epochs * whole * repeats) + min(more, whole * repeats)
+
+
 def split_batches(key: Tensor, size: int, share: float, steps: int) -> Iterator[Tensor]:
     """In random order, the first part of a client's examples at every step but the last, the second part at the last.
 

@@ -336,7 +336,7 @@ class FlowerEngine(Engine):
         traits = solver_traits(solver)
         if traits.next_rows is None or traits.shift is None:
             return None
-        steps = torch.from_numpy(steps_of(cohort, solver, self.data.train))
+        steps = torch.from_numpy(steps_of(cohort, solver, self.data.train, self.task.smallest_batch))
         rate = solver.learning_rate(cohort.rate_round)
         return traits.next_rows(torch.zeros_like(updates), updates, steps, rate, cohort.prox)
 

@@ -235,7 +235,8 @@ def _length(session: NodeSession, solver: LocalSolver) -> tuple[float, Aggregato
     aggregator = read(AggregatorTraits, session.part("aggregator"))
     if aggregator.normalises is None:
         return None
-    length = float(normalisers_of(session.cohort, solver, session.started.data.train)[0])
+    least = session.task.smallest_batch
+    length = float(normalisers_of(session.cohort, solver, session.started.data.train, least)[0])
     return max(length, 1e-300), aggregator  # a client without a step has no weight
 
 
