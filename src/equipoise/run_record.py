@@ -110,7 +110,7 @@ class RunRecord:
         trivial = None if answered is None else summarise(answered, benign.size, weights)
         attacked = attack_words([self])
         return RunSummary(
-            self.name, split, not bool(rows.seen.any()), figures["error"], figures["loss"], figures.get("shared_error"),
+            self.name, split, not bool(rows.seen.any()) and not isinstance(self.algorithm, NoTraining), figures["error"], figures["loss"], figures.get("shared_error"),
             len(rows) - len(benign), sample, {} if sample is None else rows.intervals(split),
             {name: figures[name] for name in rows.metrics}, tuple(rows.personal_metrics), self.error_name, self.target,
             trivial, rows.trivial_answer, tuple(subgroup_lines({self.name: [judged]})), self.at_least,
