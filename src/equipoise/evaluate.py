@@ -71,8 +71,9 @@ def evaluate(
 
     On the data of the run that trained the model, the table equals the run's own. The summary is about one split of the data,
     the test clients if there are any, and names the others. To judge all rows of a table together, make the data with
-    `test=0`. `data` may also be a ClientSet, whose clients are then the split "test". The options are those of `train`, with
-    the same refusals. Nothing is trained, and the model is not changed. In the result `clients` is the table, `summary()` its figures and `report(path)` a page about it.
+    `test=0`. `data` may also be a ClientSet, whose clients are then the split "test". The options are those of `train`,
+    with the same refusals. Nothing is trained, and the model is not changed. In the result `clients` is the table,
+    `summary()` its figures and `report(path)` a page about it.
 
     >>> import equipoise as eq
     >>> data = eq.data.label_shift(train_clients=5, validation_clients=0, test_clients=3, examples=20)

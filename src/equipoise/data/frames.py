@@ -329,6 +329,7 @@ def given_schema(schema: Any, target: str, **fitting: Any) -> Schema:
     if not isinstance(schema, Schema):
         raise InvalidParameter("schema", "must be a Schema, or its JSON file", type(schema).__name__, "See data.Schema.load.")
     for parameter, value in fitting.items():
-        require(value is None, parameter, "must be left out where a schema is given, which says it", value)
+        fix = f"Remove {parameter} from the call: the schema decides this, as in training."
+        require(value is None, parameter, "must not be given together with schema", value, fix)
     require(schema.target.name == target, "target", f"must be that of the schema, {schema.target.name!r}", target)
     return schema
