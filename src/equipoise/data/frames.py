@@ -268,7 +268,8 @@ def _attributes(
             raise InvalidData(
                 f"{column}, an attribute, holds {here}, but {there}, "
                 f"and both rows are of client {ids[which[row]]!r}. An attribute has one value for each client. Repair it, or "
-                "leave it out of attributes."
+                'leave it out of attributes. To compare groups of rows, such as men and women, see "Groups of rows" in the '
+                "how-to guide on results."
             )
         found[name] = {client: texts[codes[k]] for client, k in zip(ids, first, strict=True) if codes[k] >= 0}
     return found
