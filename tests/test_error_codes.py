@@ -1,6 +1,7 @@
 """Every message ends in a code, every place that refuses has a family, every family has a place and an entry."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -55,8 +56,20 @@ def test_a_family_says_cause_and_cure_and_belongs_to_a_class():
     for code, family in families().items():
         assert family.error in error_classes() or family.error == "EquipoiseError"
         assert len(family.title) > 10
-        assert family.cause.endswith(".")
-        assert family.cure.endswith("."), code
+        for text in (family.cause, family.cure):
+            assert text.endswith("."), code
+            assert len(text.split()) >= 3, code
+
+
+def test_every_code_that_is_written_somewhere_has_an_entry():
+    """In messages, docstrings, pages and examples; the code of a message is otherwise looked up, and written nowhere."""
+    root = SOURCE.parents[1]
+    made = {"generated", "gallery", "_build", "_cache"}
+    files = [*SOURCE.rglob("*.py"), *(root / "examples").rglob("*.py"), *root.glob("*.md")]
+    files += [page for page in (root / "docs").rglob("*.md") if not made & set(page.relative_to(root).parts)]
+    named = {(code, file.name) for file in files for code in re.findall(r"\bEQ\d+\b", file.read_text(encoding="utf-8"))}
+    assert len(named) > 5
+    assert {(code, name) for code, name in named if code not in families()} == set()
 
 
 def test_codes_keep_their_meaning():

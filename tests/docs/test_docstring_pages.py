@@ -43,6 +43,13 @@ def test_a_contract_shows_the_call_that_it_asks_for(tmp_path):
     assert text.count("__call__(") == 3  # a solver is no function
 
 
+def test_public_values_have_entries(tmp_path):
+    lines = api_pages._values("equipoise.metrics")
+    text = built(tmp_path, "\n".join(lines[lines.index("```{eval-rst}") + 1 : -1]))
+    assert "equipoise.metrics.macro_f1\n\n   The F1 of each class" in text
+    assert "| [`macro_f1`](#equipoise.metrics.macro_f1) | The F1 of" in api_pages.pages()["api/equipoise.metrics.md"]
+
+
 def test_stress_in_a_docstring_is_rendered_and_a_formula_is_not():
     assert docstrings.converted("two kinds: *by client* (a `b`) and x * y * z, w*_i, 2*a*b") == (
         r"two kinds: *by client* (a ``b``\ ) and x \* y \* z, w\*\_i, 2\*a\*b"
@@ -64,6 +71,14 @@ def test_an_index_of_pages_says_what_an_example_shows():
         "<p>FedAvg on clients that differ, and who is\nleft behind by it.</p></article>"
     )
     assert whole_site.lead(soup(page, "html.parser")) == "FedAvg on clients that differ, and who is left behind by it."
+
+
+def test_a_picture_of_the_gallery_is_described_by_the_title_of_its_example():
+    whole_site = pytest.importorskip("whole_site")
+    page = '<h1>Fair <em>PCA</em><a class="headerlink">#</a></h1><img src="../_images/sphx_glr_plot_22_001.png" alt="{}"/>'
+    assert whole_site.accessible(page.format("plot 22 fair pca")) == page.format("Fair PCA")
+    assert whole_site.accessible(page.format("Two groups")) == page.format("Fair PCA: Two groups")
+    assert whole_site.accessible(page.format("Fair PCA: Two groups")) == page.format("Fair PCA: Two groups")
 
 
 def test_the_reference_of_configuration_files_says_which_way_a_metric_is_better():
