@@ -78,6 +78,7 @@ def test_no_block_of_code_is_left_out(page):
     passed_on = {"flower node": {"--superlink", "--node-config"}}  # options of flower-supernode
     assert site_checks.unexecuted_blocks(text) + site_checks.indented_code(text) + site_checks.unknown_marks(text) == []
     assert site_checks.wrong_toml(text) + site_checks.unknown_commands(text, commands(), passed_on) == []
+    assert site_checks.unknown_scripts(text, ROOT) == []
     assert site_checks.unknown_targets(text, (ROOT / "Makefile").read_text(encoding="utf-8")) == []
 
 
@@ -278,15 +279,24 @@ def test_lines_wrap_at_120_columns(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_no_line_of_prose_is_a_comment(page):
-    """MyST takes a line that begins with a percent sign for a comment: a sentence lost its middle that way."""
+    """A line that begins with a percent sign is a comment, and one that begins with a plus an item of a list."""
     in_fence, lost = False, []
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         text = line.strip()
         if text.startswith("```"):
             in_fence = not in_fence
-        elif not in_fence and text.startswith("%"):
+        elif not in_fence and text.startswith(("%", "+ ")):
             lost.append(number)
-    assert not lost, f"{page.name} has lines that MyST leaves out: {lost}"
+    assert not lost, f"{page.name} has lines that MyST leaves out, or takes for items of a list: {lost}"
+
+
+def test_the_home_page_counts_lessons_and_pictures():
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    lessons = len(LESSONS) - 1  # without the list of them
+    pictures = len(list((ROOT / "examples" / "gallery").glob("plot_*.py")))
+    words = {9: "Nine", 10: "Ten", 11: "Eleven", 39: "Thirty-nine", 40: "Forty", 41: "Forty-one", 42: "Forty-two"}
+    assert f"{words[lessons]} lessons" in text
+    assert f"{words[pictures]} pictures" in text
 
 
 TEST_LINK = re.compile(r"^\[(\w+)\]: ((?:\.\./)+tests/\S+\.py)#(\w+)$", flags=re.M)

@@ -219,6 +219,13 @@ def test_a_target_of_make_that_does_not_exist_is_found():
     assert site_checks.unknown_targets(page, "docs: docs-only\n\nlint:\n") == ["docks", "tset"]
 
 
+def test_a_script_or_an_option_of_it_that_does_not_exist_is_found(tmp_path):
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "a.py").write_text('parser.add_argument("--only")', encoding="utf-8")
+    page = "`python benchmarks/a.py\n--only x` `benchmarks/b.py`\n\n```\nA=1 python benchmarks/a.py --onyl x  # --other\n```\n"
+    assert site_checks.unknown_scripts(page, tmp_path) == ["benchmarks/a.py --onyl", "benchmarks/b.py"]
+
+
 def test_a_command_in_a_sentence_is_looked_at():
     assert site_checks.unknown_commands("Type `equipoise\nrun a.toml` or `equipoise`.", commands(), {}) == []
     assert len(site_checks.unknown_commands("Type\n`equipoise\nrunn a`.", commands(), {})) == 1

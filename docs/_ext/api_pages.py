@@ -93,7 +93,7 @@ def _page(module: str, names: list[str]) -> str:
 def _values(module: str) -> list[str]:
     """The entries of the public values of a module."""
     said = values_of(importlib.import_module(module))
-    entries = [f".. py:data:: {module}.{name}\n\n   {docstrings.converted(text)}\n" for name, text in said.items()]
+    entries = [f".. py:data:: {name}\n\n   {docstrings.converted(text)}\n" for name, text in said.items()]
     return ["", "## Values", "", "```{eval-rst}", f".. currentmodule:: {module}", "", *entries, "```"] if entries else []
 
 

@@ -336,6 +336,23 @@ def unknown_targets(text: str, makefile: str) -> list[str]:
     return [name for name in named if name not in known]
 
 
+def unknown_scripts(text: str, root: Path) -> list[str]:
+    """Commands of a page that run a script of benchmarks/ or examples/ which is not there, or by an option that it lacks."""
+    shell = [line for fence in fences(text) if fence.language in _SHELL for line in fence.text.splitlines()]
+    inline = [" ".join(code.split()) for code in _INLINE.findall(_FENCE.sub("", text))]
+    wrong = []
+    for command in shell + inline:
+        found = re.search(r"(?:^|python )((?:benchmarks|examples)/[\w/]+\.py)(.*)", command)
+        script = root / found.group(1) if found else None
+        if found and script and not script.exists():
+            wrong.append(found.group(1))
+        elif found and script:
+            source = script.read_text(encoding="utf-8")
+            options = re.findall(r"(?<=\s|\[)--[\w-]+", found.group(2).partition(" #")[0])
+            wrong += [f"{found.group(1)} {option}" for option in options if f'"{option}"' not in source]
+    return wrong
+
+
 def _refused(option: Any, value: str) -> str | None:
     """What an option that takes a number or a choice says against a value; words in capitals and … stand for values."""
     if option.is_flag or re.fullmatch(r"[A-Z_]+|…|", value) or option.type.name not in ("integer", "float", "choice"):

@@ -18,7 +18,7 @@ import parameters  # noqa: E402
 import equipoise.types  # noqa: E402
 
 
-def built(tmp_path: Path, entry: str) -> str:
+def built(tmp_path: Path, entry: str, builder: str = "text") -> str:
     """The text of a page with an entry of the reference."""
     sphinx = pytest.importorskip("sphinx.application")
     conf = {"extensions": ["sphinx.ext.autodoc", "docstrings"], "default_role": "code", "autodoc_typehints": "description",
@@ -26,10 +26,10 @@ def built(tmp_path: Path, entry: str) -> str:
     (tmp_path / "conf.py").write_text("")
     (tmp_path / "index.rst").write_text(f"Page\n====\n\n{entry}")
     app = sphinx.Sphinx(
-        tmp_path, tmp_path, tmp_path / "out", tmp_path / "trees", "text", conf, status=None, warning=io.StringIO()
+        tmp_path, tmp_path, tmp_path / "out", tmp_path / "trees", builder, conf, status=None, warning=io.StringIO()
     )
     app.build()
-    return (tmp_path / "out" / "index.txt").read_text()
+    return (tmp_path / "out" / f"index.{builder.replace('text', 'txt')}").read_text()
 
 
 def test_a_contract_shows_the_call_that_it_asks_for(tmp_path):
@@ -45,8 +45,10 @@ def test_a_contract_shows_the_call_that_it_asks_for(tmp_path):
 
 def test_public_values_have_entries(tmp_path):
     lines = api_pages._values("equipoise.metrics")
-    text = built(tmp_path, "\n".join(lines[lines.index("```{eval-rst}") + 1 : -1]))
-    assert "equipoise.metrics.macro_f1\n\n   The F1 of each class" in text
+    page = "\n".join(lines[lines.index("```{eval-rst}") + 1 : -1])
+    text = built(tmp_path, page)
+    assert "macro_f1\n\n   The F1 of each class" in text
+    assert '<dt class="sig sig-object py" id="equipoise.metrics.macro_f1">' in built(tmp_path, page, "html")
     assert "| [`macro_f1`](#equipoise.metrics.macro_f1) | The F1 of" in api_pages.pages()["api/equipoise.metrics.md"]
 
 
