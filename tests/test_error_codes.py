@@ -44,7 +44,8 @@ def test_every_place_has_a_family_and_every_family_a_place():
     classes, seen = error_classes(), set()
     for name, module, line in places():
         code = code_of(classes[name], module)
-        assert code, f"{module}:{line} raises {name}, which no family of core/error_codes.toml covers"
+        lost = not code or (code == code_of(("EquipoiseError",), "") and name != "EquipoiseError")  # what is left for no family
+        assert not lost, f"{module}:{line} raises {name}, which no family of core/error_codes.toml covers"
         seen.add(code)
     assert len(places()) > 1000
     general = {code for code, family in families().items() if family.modules == ("*",)}  # of errors raised anywhere else
@@ -70,6 +71,17 @@ def test_every_code_that_is_written_somewhere_has_an_entry():
     named = {(code, file.name) for file in files for code in re.findall(r"\bEQ\d+\b", file.read_text(encoding="utf-8"))}
     assert len(named) > 5
     assert {(code, name) for code, name in named if code not in families()} == set()
+
+
+KEPT = """
+    100 101 102 103 104 105 106 107 108 109 110 111 112 113 114 115 116 117 118 119 120 121 200 201 202 203 204
+    205 206 207 208 300 301 302 303 304 305 306 307 308 309 310 400 401 402 403 404 405 406 408 409 410 411 412
+    413 500 501 502 503 504 505 506 600 601 602 603 604 605 606 607 608 609 610 611 612 613 700 800 801 900
+"""  # the codes there have been: add new ones, and take none away
+
+
+def test_no_code_is_lost_or_missing_from_the_list_above():
+    assert [code.removeprefix("EQ") for code in families()] == KEPT.split()
 
 
 def test_codes_keep_their_meaning():
