@@ -4,6 +4,7 @@
 """
 
 import functools
+import importlib
 import json
 import os
 import re
@@ -61,12 +62,13 @@ def test_every_picture_has_words_for_those_who_do_not_see_it():
 
 def test_every_public_name_is_in_the_reference():
     from api_pages import ELSEWHERE
-    from public_names import public_modules
+    from public_names import public_modules, values_of
 
     for module, names in public_modules().items():
         if names:
             found = site_checks.anchors(SITE / "reference" / "generated" / "api" / f"{module}.html")
-            assert {f"{module}.{name}" for name in names if name not in ELSEWHERE.get(module, {})} - found == set()
+            listed = [*names, *values_of(importlib.import_module(module))]
+            assert {f"{module}.{name}" for name in listed if name not in ELSEWHERE.get(module, {})} - found == set()
 
 
 def test_every_type_that_public_names_give_back_is_in_the_reference():
