@@ -9,6 +9,7 @@ import sys
 import tomllib
 from contextlib import nullcontext
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -70,13 +71,15 @@ def test_a_lesson_needs_nothing_that_installing_the_library_does_not_bring(page)
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_no_block_of_code_is_left_out(page):
-    """Python is run by the tests or by the build, TOML can be read, and commands and options exist."""
+    """Python is run by the tests or by the build, TOML can be read, and commands, options and targets of make exist."""
     text = page.read_text(encoding="utf-8")
     from command_page import commands
 
     passed_on = {"flower node": {"--superlink", "--node-config"}}  # options of flower-supernode
-    assert site_checks.unexecuted_blocks(text) + site_checks.indented_code(text) == []
+    assert site_checks.unexecuted_blocks(text) + site_checks.indented_code(text) + site_checks.unknown_marks(text) == []
     assert site_checks.wrong_toml(text) + site_checks.unknown_commands(text, commands(), passed_on) == []
+    assert site_checks.unknown_scripts(text, ROOT) == []
+    assert site_checks.unknown_targets(text, (ROOT / "Makefile").read_text(encoding="utf-8")) == []
 
 
 def test_the_commands_of_start_run(tmp_path, monkeypatch):
@@ -248,9 +251,17 @@ def test_text_beside_the_pages_has_no_riddles(page):
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=page_name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-        if not target.startswith("http") and not MADE & set(Path(target).parts):  # those are looked at where the site is built
-            assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"
+    """Also links with a label, and those written as HTML. Anchors inside the site are looked at where it is built."""
+    text = page.read_text(encoding="utf-8")
+    assert site_checks.undefined_labels(text) == []
+    for target in site_checks.links_of(text):
+        path, _, anchor = unquote(target).partition("#")
+        if re.match(r"https?://|mailto:", target) or MADE & set(Path(path).parts):  # made pages: where the site is built
+            continue
+        home = page.parent / path if path else page
+        assert home.exists(), f"{page.name} links to {target}, which does not exist"
+        if anchor and page in BESIDE and home.suffix == ".md":
+            assert anchor in site_checks.headings(home.read_text(encoding="utf-8")), f"{page.name}: {target} is no heading"
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=page_name)
@@ -268,15 +279,24 @@ def test_lines_wrap_at_120_columns(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_no_line_of_prose_is_a_comment(page):
-    """MyST takes a line that begins with a percent sign for a comment: a sentence lost its middle that way."""
+    """A line that begins with a percent sign is a comment, and one that begins with a plus an item of a list."""
     in_fence, lost = False, []
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         text = line.strip()
         if text.startswith("```"):
             in_fence = not in_fence
-        elif not in_fence and text.startswith("%"):
+        elif not in_fence and text.startswith(("%", "+ ")):
             lost.append(number)
-    assert not lost, f"{page.name} has lines that MyST leaves out: {lost}"
+    assert not lost, f"{page.name} has lines that MyST leaves out, or takes for items of a list: {lost}"
+
+
+def test_the_home_page_counts_lessons_and_pictures():
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    lessons = len(LESSONS) - 1  # without the list of them
+    pictures = len(list((ROOT / "examples" / "gallery").glob("plot_*.py")))
+    words = {9: "Nine", 10: "Ten", 11: "Eleven", 39: "Thirty-nine", 40: "Forty", 41: "Forty-one", 42: "Forty-two"}
+    assert f"{words[lessons]} lessons" in text
+    assert f"{words[pictures]} pictures" in text
 
 
 TEST_LINK = re.compile(r"^\[(\w+)\]: ((?:\.\./)+tests/\S+\.py)#(\w+)$", flags=re.M)

@@ -30,6 +30,84 @@ def test_a_broken_link_is_found(tmp_path):
     assert site_checks.dead_links(anchor) == ["index.html → other.html#nowhere (no such anchor)"]
 
 
+LINKS = [
+    "<a href=gone.html>",
+    '<A HREF="gone.html">',
+    '<img src="a.html" srcset="gone.html 2x">',
+    '<video src="gone.html">',
+    '<object data="gone.html">',
+    '<a href="http:gone.html">',
+]
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_a_broken_link_is_found_however_it_is_written(tmp_path, link):
+    assert len(site_checks.dead_links(site(tmp_path, a=link))) == 1
+
+
+ASKS = [
+    '<script async\nsrc="https://c.d/a.js"></script>',
+    "<script src=//c.d/a.js></script>",
+    '<script type="module">import "https://c.d/a.js"</script>',
+    '<img srcset="https://c.d/a.png 2x">',
+    "<style>@import url(https://c.d/a.css)</style>",
+    '<p style="background:url(https://c.d/a.png)">',
+    '<link rel="preconnect" href="https://c.d">',
+    '<iframe src="//c.d"></iframe>',
+]
+
+
+@pytest.mark.parametrize("asks", ASKS)
+def test_what_a_page_asks_of_another_host_is_found(tmp_path, asks):
+    assert len(site_checks.loaded_from_elsewhere(site(tmp_path, a=asks))) == 1
+    (tmp_path / "b.css").write_text("/* from https://c.d */ p {background: url(//c.d/e.png)}", encoding="utf-8")
+    linked = site(tmp_path, a='<a href="https://c.d">x</a><link rel="canonical" href="https://c.d">')
+    assert site_checks.loaded_from_elsewhere(linked) == ["b.css → //c.d/e.png"]
+
+
+def test_a_picture_without_words_is_found(tmp_path):
+    good = '<img src="a.png" alt="Two histograms"><img src="b_thumb.png" alt="">'
+    assert site_checks.images_without_text(site(tmp_path, a=good)) == []
+    for words in ("", 'alt=""', 'alt="a.png"', 'alt="plot 01 knob"'):
+        assert site_checks.images_without_text(site(tmp_path, a=f'<img src="a.png" {words}>')) == ["a.html → a.png"]
+
+
+def test_links_of_a_page_are_found_however_they_are_written():
+    page = '[a](b.md#c "d") ![e](f.png) [g][h] <img src="i.png">\n\n[h]: j.md\n\n```\n[k](l.md)\n```\n'
+    assert set(site_checks.links_of(page)) == {"b.md#c", "f.png", "j.md", "i.png"}
+    assert site_checks.undefined_labels(page) == []
+    assert site_checks.undefined_labels("[g][h] and `x[0][1]`") == ["h"]
+    assert site_checks.headings("# A `b`, c!\n\n```\n# d\n```\n\n## e\n\n## e\n") == {"a-b-c", "e", "e-1"}
+
+
+MARKS = [
+    "{code-block} python",
+    "{code-block} sh",
+    "ipython",
+    "shell",
+    "text",
+    "python title=a",
+    "{eval-rst}",
+    "{python}",
+    "Python",
+]
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_block_that_no_check_looks_into_is_found(mark):
+    assert site_checks.unknown_marks(f"```{mark}\nx = 1\n```\n") == [f"line 1: ```{mark}"]
+
+
+def test_what_is_not_executed_in_other_ways_is_found():
+    boxed = "```{code-cell}\n%%writefile a.py\nx = 1\n```\n\n:::{note}\nA `<pre>`.\n:::\n"
+    assert site_checks.unknown_marks(NOTEBOOK + boxed) == []
+    for cell in (":tags: [skip-execution]\nx = 1", "!equipoise runn"):
+        assert len(site_checks.unknown_marks(NOTEBOOK + f"```{{code-cell}}\n{cell}\n```\n")) == 1
+    assert len(site_checks.unknown_marks(NOTEBOOK.replace("---\n\n", "mystnb:\n  execution_mode: off\n---\n\n"))) == 1
+    assert len(site_checks.unknown_marks(":::{code-block} python\nx = 1\n:::\n")) == 1
+    assert len(site_checks.unknown_marks("<pre>\nx = 1\n</pre>\n")) == 1
+
+
 @pytest.mark.parametrize(
     "page",
     [
@@ -39,11 +117,20 @@ def test_a_broken_link_is_found(tmp_path):
         "- a list\n\n  ```python\n  x = 1\n  ```\n",  # the tests see blocks at the margin
         "```\nresult = eq.train(model, data)\n```\n",  # a program that calls itself text
         "```text\nimport equipoise as eq\n```\n",
+        "```\nimport torch\nprint(torch.zeros(3))\n```\n",
+        "```\n>>> eq.train(model, data)\n```\n",
+        "> ```python\n> x = 1\n> ```\n",
+        "- ```python\n  x = 1\n  ```\n",
         NOTEBOOK + "```python\nx = 1\n```\n",  # a notebook runs its cells alone
     ],
 )
 def test_an_unexecuted_block_is_found(page):
     assert len(site_checks.unexecuted_blocks(page)) == 1
+
+
+@pytest.mark.parametrize("end", ["", "`````\n", "  ```\n"])
+def test_a_block_that_ends_in_another_way_is_executed(end):
+    assert site_checks.executed_blocks(f"# A\n\n```python\nx = 1\n{end}") == ["x = 1\n"]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +159,25 @@ def test_a_missing_docstring_is_found(monkeypatch):
     assert {"equipoise.risk.Superquantile", "equipoise.averaging.Last"} <= set(public_names.without_docstring())
 
 
+def test_a_missing_docstring_of_what_keeps_its_answers_and_of_a_value_is_found(monkeypatch):
+    import functools
+
+    import equipoise as eq
+
+    class New(eq.risk.Superquantile):
+        """A class with a method that says nothing."""
+
+        @functools.cache  # noqa: B019
+        def silent(self): ...
+
+    monkeypatch.setattr(eq.risk, "New", New, raising=False)
+    monkeypatch.setattr(eq.risk, "silent", functools.lru_cache(lambda: None), raising=False)
+    monkeypatch.setattr(eq.risk, "constant", 3, raising=False)
+    monkeypatch.setattr(eq.risk, "__all__", [*eq.risk.__all__, "New", "silent", "constant"])
+    expected = {"equipoise.risk.New.silent", "equipoise.risk.silent", "equipoise.risk.constant"}
+    assert expected <= set(public_names.without_docstring())
+
+
 def test_a_code_without_an_entry_is_found(tmp_path):
     folder = tmp_path / "reference" / "generated"
     folder.mkdir(parents=True)
@@ -80,16 +186,44 @@ def test_a_code_without_an_entry_is_found(tmp_path):
     assert site_checks.codes_without_entry(tmp_path, ["EQ101", "EQ999"]) == ["EQ999"]
 
 
-@pytest.mark.parametrize("before", ["", "$ ", "sudo -u equipoise /srv/venv/bin/", "cd x && ", "A=1 ", "true; "])
+BEFORE = [
+    "",
+    "$ ",
+    "sudo -u equipoise /srv/venv/bin/",
+    "cd x && ",
+    "A=1 ",
+    "true; ",
+    "python -m ",
+    "env A=1 ",
+    "ExecStart=/srv/bin/",
+    "for i in 1 2; do ",
+]
+
+
+@pytest.mark.parametrize("before", BEFORE)
 def test_a_command_or_an_option_that_does_not_exist_is_found(before):
     def wrong(line: str) -> list[str]:
         return site_checks.unknown_commands(f"```\n{before}equipoise {line}\n```\n", commands(), {})
 
     assert wrong("run a.toml --out b     # --nonsense") == wrong("methods") == wrong("--version") == []
     assert wrong("run a.toml --uot b") == ["line 1: equipoise run has no --uot"]
+    assert wrong("run a.toml -x") == ["line 1: equipoise run has no -x"]
+    assert wrong("--vers") == ["line 1: equipoise has no --vers"]
     assert wrong("runn a.toml") == ["line 1: there is no command 'runn a.toml'"]
     assert wrong("flower statu a") == ["line 1: there is no command 'flower statu'"]
     assert "not a valid int" in wrong("flower status runs/a --serve port")[0]
+
+
+def test_a_target_of_make_that_does_not_exist_is_found():
+    page = "```\nmake docs     # the site\nmake docks\n```\n\n`make tset`, and we make text."
+    assert site_checks.unknown_targets(page, "docs: docs-only\n\nlint:\n") == ["docks", "tset"]
+
+
+def test_a_script_or_an_option_of_it_that_does_not_exist_is_found(tmp_path):
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "a.py").write_text('parser.add_argument("--only")', encoding="utf-8")
+    page = "`python benchmarks/a.py\n--only x` `benchmarks/b.py`\n\n```\nA=1 python benchmarks/a.py --onyl x  # --other\n```\n"
+    assert site_checks.unknown_scripts(page, tmp_path) == ["benchmarks/a.py --onyl", "benchmarks/b.py"]
 
 
 def test_a_command_in_a_sentence_is_looked_at():

@@ -4,10 +4,11 @@ import importlib
 import inspect
 import re
 
+import docstrings
 from api_leads import GOAL, grouped, lead
 from docstrings import markdown
 from given_types import INNER, given_types
-from public_names import public_methods, public_modules
+from public_names import public_methods, public_modules, values_of
 from uses import used_in
 
 GIVEN = "equipoise.given"  # the name of the page of types that are no public names
@@ -79,13 +80,21 @@ def _page(module: str, names: list[str]) -> str:
     groups = grouped(module, names)
     lines = [f"# `{module}`", "", lead(module), "", *text.splitlines(), "", "| name | what it is |", "|---|---|"]
     lines += [f"| [`{n}`]({anchors[n]}) | {_summary(getattr(found, n))} |" for group in groups.values() for n in group]
+    lines += [f"| [`{n}`](#{module}.{n}) | {markdown(text.rstrip('.'))} |" for n, text in values_of(found).items()]
     for heading, group in groups.items():
         entries = "\n".join(_entry(module, name) for name in group if name not in elsewhere)
         lines += ["", *([f"## {heading}", ""] if heading else [])]
         away = [f"[`{name}`]({anchors[name]})" for name in group if name in elsewhere]
         lines += [f"The entries of {' and '.join(away)} are on the page of their module.", ""] if away else []
         lines += ["```{eval-rst}", f".. currentmodule:: {module}", "", entries, "```"] if entries else []
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *_values(module), ""])
+
+
+def _values(module: str) -> list[str]:
+    """The entries of the public values of a module."""
+    said = values_of(importlib.import_module(module))
+    entries = [f".. py:data:: {name}\n\n   {docstrings.converted(text)}\n" for name, text in said.items()]
+    return ["", "## Values", "", "```{eval-rst}", f".. currentmodule:: {module}", "", *entries, "```"] if entries else []
 
 
 def pages() -> dict[str, str]:
@@ -93,11 +102,13 @@ def pages() -> dict[str, str]:
     modules = public_modules()
     made = {f"api/{module}.md": _page(module, names) for module, names in modules.items() if names}
     made[f"api/{GIVEN}.md"] = _given_page()
-    rows = []
+    rows: list[str] = []
+    counts: list[int] = []
     for module, names in modules.items():
         if names:
             first = (inspect.getdoc(importlib.import_module(module)) or "").strip().split("\n")[0].rstrip(".")
-            rows.append(f"| [`{module}`](api/{module}.md) | {first} | {len(names)} |")
+            counts.append(len(names) + len(values_of(importlib.import_module(module))))
+            rows.append(f"| [`{module}`](api/{module}.md) | {first} | {counts[-1]} |")
     rows.append(
         f"| [what calls give back](api/{GIVEN}.md) | The types of results, summaries, rules and costs | {len(given_types())} |"
     )
@@ -105,7 +116,7 @@ def pages() -> dict[str, str]:
         "# API", "",
         f"For people who write Python. {GOAL} know which module holds what you need.", "",
         "Every public name has an entry with its parameters, types and defaults, the formula it implements and its source, and",
-        f"an example or links to pages that use it. There are {sum(map(len, modules.values()))} names in {len(rows) - 1} modules.",
+        f"an example or links to pages that use it. There are {sum(counts)} names in {len(rows) - 1} modules.",
         "Names not listed here are internal and may change. The attributes of a class are listed under *Parameters*.", "", "| module | what it holds | names |", "|---|---|---|", *rows, "",
         "```{toctree}", ":hidden:", "", *[f"api/{module}" for module, names in modules.items() if names], f"api/{GIVEN}", "```", "",
     ])  # fmt: skip

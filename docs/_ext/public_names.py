@@ -1,9 +1,11 @@
 """Every public name of the library: what `equipoise` offers, and what each of its public modules offers."""
 
+import ast
 import dataclasses
 import functools
 import importlib
 import inspect
+import itertools
 from types import ModuleType
 from typing import Protocol
 
@@ -23,7 +25,42 @@ def names_of(module: ModuleType) -> list[str]:
         listed = [
             n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__ and not n.startswith("_")
         ]
-    return [n for n in listed if inspect.isclass(getattr(module, n)) or inspect.isfunction(getattr(module, n))]
+    return [n for n in listed if inspect.isclass(getattr(module, n)) or is_function(getattr(module, n))]
+
+
+def is_function(value: object) -> bool:
+    """Whether a value is a function, also one that keeps its answers (`functools.cache`)."""
+    return inspect.isfunction(inspect.unwrap(value)) if callable(value) else False
+
+
+def values_of(module: ModuleType) -> dict[str, str]:
+    """The public values of a module that are no class, function or module, such as a ready metric → what is said about each.
+
+    That is the text behind the assignment, in the module that makes the value.
+    """
+    names = [n for n in getattr(module, "__all__", ()) if not inspect.ismodule(getattr(module, n))]
+    names = [n for n in names if n not in names_of(module)]
+    found = {}
+    for name in names:
+        homes = (node.module for node in ast.walk(_parsed(module.__name__)) if isinstance(node, ast.ImportFrom)
+                 and any((each.asname or each.name) == name for each in node.names))  # fmt: skip
+        found[name] = _said_behind(next(homes, None) or module.__name__, name)
+    return found
+
+
+@functools.cache
+def _parsed(module: str) -> ast.Module:
+    return ast.parse(inspect.getsource(importlib.import_module(module)))
+
+
+def _said_behind(module: str, name: str) -> str:
+    body = _parsed(module).body
+    for node, after in itertools.pairwise(body):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        if name in [each.id for each in targets if isinstance(each, ast.Name)]:
+            said = after.value if isinstance(after, ast.Expr) else None
+            return inspect.cleandoc(said.value) if isinstance(said, ast.Constant) and isinstance(said.value, str) else ""
+    return ""
 
 
 def public_modules() -> dict[str, list[str]]:
@@ -64,7 +101,7 @@ def public_methods(owner: type) -> list[str]:
         name
         for base in (owner, *bases)
         for name, value in vars(base).items()
-        if (not name.startswith("_") or name in called) and (inspect.isfunction(value) or isinstance(value, kinds))
+        if (not name.startswith("_") or name in called) and (isinstance(value, kinds) or is_function(value))
     ))  # fmt: skip
 
 
@@ -84,6 +121,8 @@ def _of_class(owner: type) -> str:
 def docstrings() -> dict[str, str]:
     """The docstring of every public name, and of every method of a public class; empty where there is none."""
     found = {}
+    for module in map(importlib.import_module, public_modules()):
+        found |= {f"{module.__name__}.{name}": text for name, text in values_of(module).items()}
     for full in all_names():
         module, _, name = full.rpartition(".")
         value = getattr(importlib.import_module(module), name)

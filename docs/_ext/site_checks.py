@@ -13,11 +13,29 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-_LINKED = re.compile(r"""<(?:a|img|link|script)\b[^>]*?\b(?:href|src)=["']([^"']+)["']""")
-_ELSEWHERE = re.compile(r"(https?:|mailto:|data:|javascript:)")
+_TAG = re.compile(r"<[a-z][^<>]*>", flags=re.I)
+_ADDRESS = re.compile(r"""\s(href|src|srcset|data|poster|action)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""", flags=re.I)
+_NOT_OPENED = re.compile(r"^<(?:a|area|form)\b|\brel=[\"']?(?:canonical|license|next|prev)", flags=re.I)
+_ASKED = re.compile(r"""(?:url\(|@import|\bimport|\bfrom|fetch\(|open\()\s*\(?["']?\s*((?:https?:)?//[^\s"')]+)""")
+_ELSEWHERE = re.compile(r"(https?://|mailto:|data:|javascript:)")
 _FENCE = re.compile(r"^( *)(`{3,}|~{3,})([^\n]*)\n(.*?)^\1\2[ \t]*$", flags=re.M | re.S)
 _PYTHON = {"python", "py", "python3", "pycon", "{code-block} python", "{code} python"}
 _OURS = re.compile(r"\beq\.|\bequipoise\b.*import|import equipoise")
+# What may stand after the ticks of a block, and after the colons of a box: each of them is looked at by a check below.
+_MARKS = {
+    "",
+    "python",
+    "toml",
+    "sh",
+    "bash",
+    "console",
+    "{code-cell}",
+    "{toctree}",
+    "{literalinclude}",
+    "{include}",
+    "{figure}",
+}
+_BOXES = {"tab-set", "tab-item", "grid", "grid-item-card", "note", "tip", "important", "warning", "admonition", "dropdown"}
 RIDDLES = ("of the kind", "so many", "what became of", "with care")  # phrases that a reader stumbles over
 
 
@@ -32,11 +50,21 @@ def html_pages(site: Path) -> list[Path]:
     return [page for page in site.rglob("*.html") if "_static" not in page.parts]
 
 
+def addresses(text: str) -> Iterator[tuple[str, str, str]]:
+    """(tag, attribute, address) of whatever a page of HTML links to or loads."""
+    for tag in _TAG.findall(text):
+        for attribute, *quoted in _ADDRESS.findall(tag):
+            value = "".join(quoted)
+            parts = [part.split()[0] for part in value.split(",") if part.strip()] if attribute.lower() == "srcset" else [value]
+            for part in parts:
+                yield tag, attribute.lower(), part
+
+
 def dead_links(site: Path) -> list[str]:
     """Links and sources inside the built site that lead nowhere: "page → target"."""
     dead = []
     for page in html_pages(site):
-        for target in sorted(set(_LINKED.findall(page.read_text(encoding="utf-8")))):
+        for target in sorted({each for _, _, each in addresses(page.read_text(encoding="utf-8"))}):
             if _ELSEWHERE.match(target):
                 continue
             path, _, fragment = unquote(target).partition("#")
@@ -47,6 +75,70 @@ def dead_links(site: Path) -> list[str]:
             elif fragment and found.suffix == ".html" and fragment not in anchors(found):
                 dead.append(f"{page.relative_to(site)} → {target} (no such anchor)")
     return dead
+
+
+def loaded_from_elsewhere(site: Path) -> list[str]:
+    """What pages and their style sheets ask of other hosts when they are opened: "page → address". Links are not opened."""
+    found = []
+    for page in html_pages(site):
+        text = page.read_text(encoding="utf-8")
+        for tag, _, target in addresses(text):
+            if re.match(r"(https?:)?//", target) and not _NOT_OPENED.search(tag):
+                found.append(f"{page.relative_to(site)} → {target}")
+        code = "\n".join(["", *re.findall(r"<(?:script|style)\b[^>]*>(.*?)</", text, flags=re.S | re.I),
+                          *re.findall(r"""\sstyle="([^"]*)\"""", text)])  # fmt: skip
+        found += [f"{page.relative_to(site)} → {target}" for target in _ASKED.findall(code)]
+    for sheet in site.rglob("*.css"):
+        code = re.sub(r"/\*.*?\*/", "", sheet.read_text(encoding="utf-8"), flags=re.S)
+        found += [f"{sheet.relative_to(site)} → {target}" for target in _ASKED.findall(code)]
+    return found
+
+
+def images_without_text(site: Path) -> list[str]:
+    """Images of the built site for which a screen reader has no words, or only the name of a file: "page → source".
+
+    A thumbnail stands beside the title of its example, and needs no words of its own.
+    """
+    found = []
+    for page in html_pages(site):
+        for tag in re.findall(r"<img\b[^>]*>", page.read_text(encoding="utf-8")):
+            source, words = (re.search(rf"""\b{name}=["']([^"']*)""", tag) for name in ("src", "alt"))
+            name = "" if source is None else source.group(1)
+            told = "" if words is None else words.group(1).strip()
+            if not name.endswith("_thumb.png") and (len(told) < 8 or " " not in told or re.match(r"plot \d", told)):
+                found.append(f"{page.relative_to(site)} → {name}")
+    return found
+
+
+def links_of(text: str) -> list[str]:
+    """Where the links and images of a Markdown page lead, also those that are written as HTML."""
+    from markdown_it import MarkdownIt
+
+    found = [target for _, _, target in addresses(_FENCE.sub("", text))]
+    for token in MarkdownIt("commonmark").parse(text):
+        for inner in token.children or ():
+            found += [str(inner.attrs[name]) for name in ("href", "src") if name in inner.attrs]
+    return found
+
+
+def undefined_labels(text: str) -> list[str]:
+    """Labels of links such as `[words][label]` that a page does not define: they are shown as they are written."""
+    from markdown_it import MarkdownIt
+
+    read = (inner for token in MarkdownIt("commonmark").parse(text) for inner in token.children or () if inner.type == "text")
+    return [label for inner in read for label in re.findall(r"\]\[(\w[^\]]*)\]|\w\]\[\]", inner.content)]
+
+
+def headings(text: str) -> set[str]:
+    """The anchors that a code host gives to the headings of a Markdown page."""
+    found: dict[str, int] = {}
+    made = set()
+    for heading in re.findall(r"^#{1,6} +(.+?)(?: +#+)?$", _FENCE.sub("", text), flags=re.M):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        slug = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        number = found[slug] = found.get(slug, -1) + 1
+        made.add(f"{slug}-{number}" if number else slug)
+    return made
 
 
 @dataclass(frozen=True)
@@ -60,10 +152,37 @@ class Fence:
 
 
 def fences(text: str) -> Iterator[Fence]:
-    """The fenced blocks of a Markdown page, also those inside tabs and lists."""
-    for match in _FENCE.finditer(text):
-        line = text.count("\n", 0, match.start()) + 1
-        yield Fence(match.group(3).strip(), match.group(4), line, bool(match.group(1)))
+    """The fenced blocks of a Markdown page, also those inside boxes, lists and quotations, closed or not."""
+    from markdown_it import MarkdownIt
+
+    lines = text.splitlines()
+    for token in MarkdownIt("commonmark").parse(text):
+        if token.type == "fence" and token.map:
+            first = token.map[0]
+            yield Fence(token.info.strip(), token.content, first + 1, token.level > 0 or lines[first].startswith(" "))
+
+
+def unknown_marks(text: str) -> list[str]:
+    """Blocks and boxes that no check looks into, with their line: a language, a directive or an option that pages do not use.
+
+    So code cannot be left out by another mark: `{code-block} python`, `ipython`, `shell`, a cell that is skipped, HTML.
+    """
+    found = []
+    for fence in fences(text):
+        mark, _, option = fence.language.partition(" ")
+        if mark not in _MARKS or (option and mark in ("python", "toml", "sh", "bash", "console")):
+            found.append(f"line {fence.line}: ```{fence.language}")
+        if mark == "{code-cell}" and re.search(r"\A(?::\w+:.*\n)*:tags:.*skip-execution", fence.text):
+            found.append(f"line {fence.line}: a cell that is not executed")
+        if mark == "{code-cell}" and re.search(r"^(?:!|%(?!%writefile))", fence.text, flags=re.M):
+            found.append(f"line {fence.line}: a command in a cell, which no check reads")
+    bare = _INLINE.sub("", _FENCE.sub(lambda block: "\n" * block.group().count("\n"), text))
+    boxes = re.finditer(r"^[ \t>-]*:{3,}\s*\{([^}]+)\}|^.*<(?:pre|code|script)\b", bare, flags=re.M | re.I)
+    others = [box for box in boxes if box.group(1) not in _BOXES]
+    found += [f"line {bare[: box.start()].count(chr(10)) + 1}: {box.group().strip()[:80]}" for box in others]
+    if head := _NOTEBOOK.search(text):
+        found += ["its cells are not executed"] if re.search(r"execution_mode", head.group()) else []
+    return found
 
 
 _NOTEBOOK = re.compile(r"\A---\n.*?^file_format: mystnb$.*?^---$", flags=re.M | re.S)
@@ -115,12 +234,14 @@ def shell_programs(text: str) -> list[str]:
 
 
 def _is_python(text: str) -> bool:
-    """Whether a block without that language is a program of this library all the same."""
+    """Whether a block without that language is a program all the same: of this library, with imports, or behind prompts."""
+    if re.search(r"^>>> ", text, flags=re.M):
+        return True
     try:
-        ast.parse(text)
+        body = ast.parse(text).body
     except SyntaxError:
         return False
-    return bool(_OURS.search(text))
+    return bool(_OURS.search(text)) or any(isinstance(each, ast.Import | ast.ImportFrom | ast.FunctionDef) for each in body)
 
 
 def toml_blocks(text: str) -> Iterator[tuple[int, str]]:
@@ -141,10 +262,17 @@ def wrong_toml(text: str) -> list[str]:
     return wrong
 
 
+_BEFORE = re.compile(
+    r"\$|sudo|-u|\w+=(?!\S*/equipoise$).*|nohup|time|exec|env|do|then|else|if|while|!|uv|run|(?:\S*/)?python3?|-m"
+)
+_OF_ALL = {"--help", "--version", "--install-completion", "--show-completion"}
+_CALLED = re.compile(r"(?:\w+=)?(?:\S*/)?equipoise")
+
+
 def equipoise_commands(text: str) -> Iterator[tuple[int, list[str]]]:
     """The words after `equipoise` in every command of shell blocks and of inline code, with the line.
 
-    Also after `&&`, `;` and `|`, after `sudo -u USER`, behind variables, and with a path before it.
+    Also after `&&`, `;` and `|`, after `sudo -u USER`, `env` and `python -m`, behind variables, in loops, and with a path before it.
     """
     found = [(f.line, line) for f in fences(text) if f.language in _SHELL
              for line in f.text.replace("\\\n", " ").splitlines()]  # fmt: skip
@@ -154,9 +282,9 @@ def equipoise_commands(text: str) -> Iterator[tuple[int, list[str]]]:
         command: list[str] = []
         for word in [*_words(line), ";"]:
             if word and set(word) <= set("();<>|&"):
-                while command and re.fullmatch(r"\$|sudo|-u|\w+=.*|nohup|time|exec", command[0]):
+                while command and _BEFORE.fullmatch(command[0]):
                     command = command[2 if command[0] == "-u" else 1 :]
-                if command and re.fullmatch(r"(?:\S*/)?equipoise", command[0]):
+                if command and _CALLED.fullmatch(command[0]):
                     yield number, command[1:]
                 command = []
             else:
@@ -183,18 +311,45 @@ def unknown_commands(text: str, commands: dict[str, Any], passed_on: dict[str, s
         name = next((n for n in (" ".join(words[:2]), words[0]) if n in commands), None) if words else None
         if name is None:
             families = {" ".join(n.split()[:1]) for n in commands if " " in n}
-            if words and not words[0].startswith("-") and words != [f for f in words[:1] if f in families]:
+            if words and words[0].startswith("-"):
+                wrong += [f"line {line}: equipoise has no {words[0]}"] if words[0] not in _OF_ALL else []
+            elif words and words != [f for f in words[:1] if f in families]:
                 wrong.append(f"line {line}: there is no command {' '.join(words[:2])!r}")
             continue
         options = {o: p for p in commands[name].params for o in (*p.opts, *p.secondary_opts) if o.startswith("-")}
         for word, after in zip(words, [*words[1:], ""], strict=True):
             option, joined, value = word.partition("=")
-            if not option.startswith("--") or option in {"--help", "--version"} | passed_on.get(name, set()):
+            if not re.match(r"--?[A-Za-z]", option) or option in {"--help", "--version"} | passed_on.get(name, set()):
                 continue
             if option not in options:
                 wrong.append(f"line {line}: equipoise {name} has no {option}")
             elif refused := _refused(options[option], value if joined else after):
                 wrong.append(f"line {line}: equipoise {name} {option}: {refused}")
+    return wrong
+
+
+def unknown_targets(text: str, makefile: str) -> list[str]:
+    """Targets of `make` in shell blocks and inline code that the Makefile does not have."""
+    known = set(re.findall(r"^([\w-]+):", makefile, flags=re.M))
+    shell = [fence.text for fence in fences(text) if fence.language in _SHELL]
+    named = re.findall(r"^make ([\w-]+)", "\n".join([*shell, *_INLINE.findall(_FENCE.sub("", text))]), flags=re.M)
+    return [name for name in named if name not in known]
+
+
+def unknown_scripts(text: str, root: Path) -> list[str]:
+    """Commands of a page that run a script of benchmarks/ or examples/ which is not there, or by an option that it lacks."""
+    shell = [line for fence in fences(text) if fence.language in _SHELL for line in fence.text.splitlines()]
+    inline = [" ".join(code.split()) for code in _INLINE.findall(_FENCE.sub("", text))]
+    wrong = []
+    for command in shell + inline:
+        found = re.search(r"(?:^|python )((?:benchmarks|examples)/[\w/]+\.py)(.*)", command)
+        script = root / found.group(1) if found else None
+        if found and script and not script.exists():
+            wrong.append(found.group(1))
+        elif found and script:
+            source = script.read_text(encoding="utf-8")
+            options = re.findall(r"(?<=\s|\[)--[\w-]+", found.group(2).partition(" #")[0])
+            wrong += [f"{found.group(1)} {option}" for option in options if f'"{option}"' not in source]
     return wrong
 
 

@@ -1,5 +1,6 @@
 """Beside the pages: all of them on one page, as plain text (llms-full.txt), and an index for language models (llms.txt)."""
 
+import html
 import re
 import textwrap
 from pathlib import Path
@@ -74,12 +75,23 @@ def accessible(text: str) -> str:
     text = text.replace(
         '<div class="math-wrapper docutils container">', '<div class="math-wrapper docutils container" tabindex="0">'
     )
+    title = re.search(r"<h1>(.*?)<a ", text, flags=re.S)
+    if title:  # the gallery names a picture by its file, or by a heading in the picture
+        words = html.escape(re.sub(r"<[^>]+>", "", title.group(1)).strip(), quote=True)
+        text = _PICTURE.sub(lambda m: m.group() if m[2].startswith(words) else f'{m[1]}"{_described(words, m[2])}"', text)
     # Links of thumbnails: their text is hidden behind the picture.
     return re.sub(
         r'<a class="reference internal" href="(plot_[^"]+)"><span class="(?:doc|std std-ref)">([^<]+)</span></a>',
         r'<a class="reference internal" href="\1" aria-label="\2"><span class="doc">\2</span></a>',
         text,
     )
+
+
+_PICTURE = re.compile(r'(<img src="[^"]*/sphx_glr_plot_[^>]* alt=)"([^"]*)"')
+
+
+def _described(title: str, alt: str) -> str:
+    return title if re.match(r"plot \d", alt) else f"{title}: {alt}"
 
 
 def plain_text(article) -> str:

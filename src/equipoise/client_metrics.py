@@ -303,7 +303,7 @@ mean_absolute_error = SummedMetric(_error_totals, mean_of_totals, higher_is_bett
 perplexity = SummedMetric(_likelihood_totals, exponential_of_mean, higher_is_better=False)
 """exp of the mean cross-entropy over all places of a client, e.g. tokens; for scores (B, C, …) and classes (B, …)."""
 auc = Metric(area_under_curve)
-"""The area under the ROC curve; see `area_under_curve`."""
+"""The area under the ROC curve of a client with two classes: how often a positive example scores higher than a negative one."""
 
 PROVIDED: dict[str, Callable[[Any, Any], Any]] = {
     "macro_f1": macro_f1, "top_5": top_5, "mean_absolute_error": mean_absolute_error, "perplexity": perplexity, "auc": auc,

@@ -18,7 +18,7 @@ import parameters  # noqa: E402
 import equipoise.types  # noqa: E402
 
 
-def built(tmp_path: Path, entry: str) -> str:
+def built(tmp_path: Path, entry: str, builder: str = "text") -> str:
     """The text of a page with an entry of the reference."""
     sphinx = pytest.importorskip("sphinx.application")
     conf = {"extensions": ["sphinx.ext.autodoc", "docstrings"], "default_role": "code", "autodoc_typehints": "description",
@@ -26,10 +26,10 @@ def built(tmp_path: Path, entry: str) -> str:
     (tmp_path / "conf.py").write_text("")
     (tmp_path / "index.rst").write_text(f"Page\n====\n\n{entry}")
     app = sphinx.Sphinx(
-        tmp_path, tmp_path, tmp_path / "out", tmp_path / "trees", "text", conf, status=None, warning=io.StringIO()
+        tmp_path, tmp_path, tmp_path / "out", tmp_path / "trees", builder, conf, status=None, warning=io.StringIO()
     )
     app.build()
-    return (tmp_path / "out" / "index.txt").read_text()
+    return (tmp_path / "out" / f"index.{builder.replace('text', 'txt')}").read_text()
 
 
 def test_a_contract_shows_the_call_that_it_asks_for(tmp_path):
@@ -41,6 +41,15 @@ def test_a_contract_shows_the_call_that_it_asks_for(tmp_path):
     assert "__call__(round_index, alpha, *, clients_per_round, seed)" in text
     assert equipoise.types.Sampler.__call__.__doc__.split(".")[0].split()[0] in text
     assert text.count("__call__(") == 3  # a solver is no function
+
+
+def test_public_values_have_entries(tmp_path):
+    lines = api_pages._values("equipoise.metrics")
+    page = "\n".join(lines[lines.index("```{eval-rst}") + 1 : -1])
+    text = built(tmp_path, page)
+    assert "macro_f1\n\n   The F1 of each class" in text
+    assert '<dt class="sig sig-object py" id="equipoise.metrics.macro_f1">' in built(tmp_path, page, "html")
+    assert "| [`macro_f1`](#equipoise.metrics.macro_f1) | The F1 of" in api_pages.pages()["api/equipoise.metrics.md"]
 
 
 def test_stress_in_a_docstring_is_rendered_and_a_formula_is_not():
@@ -64,6 +73,14 @@ def test_an_index_of_pages_says_what_an_example_shows():
         "<p>FedAvg on clients that differ, and who is\nleft behind by it.</p></article>"
     )
     assert whole_site.lead(soup(page, "html.parser")) == "FedAvg on clients that differ, and who is left behind by it."
+
+
+def test_a_picture_of_the_gallery_is_described_by_the_title_of_its_example():
+    whole_site = pytest.importorskip("whole_site")
+    page = '<h1>Fair <em>PCA</em><a class="headerlink">#</a></h1><img src="../_images/sphx_glr_plot_22_001.png" alt="{}"/>'
+    assert whole_site.accessible(page.format("plot 22 fair pca")) == page.format("Fair PCA")
+    assert whole_site.accessible(page.format("Two groups")) == page.format("Fair PCA: Two groups")
+    assert whole_site.accessible(page.format("Fair PCA: Two groups")) == page.format("Fair PCA: Two groups")
 
 
 def test_the_reference_of_configuration_files_says_which_way_a_metric_is_better():

@@ -2,4 +2,5 @@
 
 from collections.abc import Mapping
 
-OWN: Mapping[str, bool] = {"own": True}  # metadata of a field that subclasses do not inherit
+OWN: Mapping[str, bool] = {"own": True}
+"""Metadata of a field that subclasses do not inherit: `field(default=True, metadata=OWN)`."""
