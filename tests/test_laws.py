@@ -385,6 +385,30 @@ def test_personalisation(part, engine):
 NORMALISED = ("normalisation", "statistics")
 
 
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("part", [personal.FedPer("2"), personal.FedRep("2", 1, 1), personal.Split("1.bias")], ids=repr)
+def test_personalisation_with_statistics_that_are_shared(part, engine):
+    check_personalisation(part, algorithm=eq.Algorithm(solver=solvers.SGD(batch_size=5)), engine=engine, **needs_batch_norm())
+
+
+class Leaking(personal.Split):
+    """Sends all statistics, also those that a client keeps."""
+
+    keeps_carried = True
+    withholds_carried = personal.Split.withholds_carried
+
+    def sends_carried(self, context, params, cohort, rows, solver):
+        return context.task.carried.sent(context.task.split(rows)[1])
+
+
+@pytest.mark.parametrize("kept", ["1", ("1.weight", "3")])
+def test_a_personal_method_that_sends_statistics_that_it_keeps_is_caught(kept):
+    given = needs_batch_norm()
+    given["model"] = nn.Sequential(*given["model"], nn.BatchNorm1d(3).double())
+    with pytest.raises(eq.errors.EquipoiseError, match="carried values"):
+        check_personalisation(Leaking(kept), algorithm=eq.Algorithm(solver=solvers.SGD(batch_size=5)), **given)
+
+
 def needs_batch_norm():
     """A model with a BatchNorm, and clients whose batches of 5 are never a single example."""
     torch.manual_seed(0)

@@ -21,18 +21,19 @@ from equipoise.core import rng
 from equipoise.core.abilities import solver_traits
 from equipoise.core.equality import same_part
 from equipoise.core.grouping import grouped
-from equipoise.core.numbers import Numbers, numbers
+from equipoise.core.numbers import are_weights, numbers
 from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet
 from equipoise.errors import Diverged, InvalidParameter
 from equipoise.privacy.observer_table import PrivacyTable, unprotected_table
 from equipoise.round_report import rejected_clients, report_of
+from equipoise.runs.carried_rules import next_carried
 from equipoise.runs.drift import corrected_state, weights_of_steps
 from equipoise.runs.normalised_work import NormalisedWork, normalisers_of
 from equipoise.runs.state_rules import refuse_unkeepable
 from equipoise.server_step import (
+    combined_rows,
     combined_sum,
-    left_out_factor,
     named_by_aggregator,
     next_state,
     scaled,
@@ -83,6 +84,7 @@ class Plan(NamedTuple):
     worker_losses: Tensor | None
     dropped: int  # clients with a weight whose work does not arrive
     denominator: float = 1.0  # fixed in advance, under differential privacy
+    carried: Tensor | None = None  # (K, C) that the workers send beside updates which the solver did not make
 
 
 Planned = tuple[RunInRound, Plan]
@@ -301,7 +303,9 @@ def work_alone(run: RunInRound, plan: Plan, engine: Engine) -> Worked:
     setting, state, own, sent = run.setting, run.state, run.state.personal, None
     if setting.personal is not None and len(plan.cohort):
         own = setting.personal.work(state.personal, state.model, plan.cohort, run.solver)
-        sent = setting.personal.updates(own, state.model, plan.workers, run.solver)
+        given = setting.personal.updates(own, state.model, plan.workers, run.solver)
+        if given is not None:
+            sent, plan = given.updates, plan._replace(carried=given.carried)
     if len(plan.workers) == 0 and not setting.protection.without_clients:
         return None, own  # an empty cohort, a risk flat at these losses, or all work lost
     if setting.kept is not None:
@@ -340,8 +344,8 @@ def finish(run: RunInRound, plan: Plan, worked: Worked | Diverged, began: float,
     except Diverged as failure:
         raise named_by_aggregator(failure, run.algorithm.aggregator, combined) from None
     changed |= {"aggregator": combined.aggregator, "privacy": combined.privacy}
-    if combined.carried is not None:
-        changed["carried"] = setting.task.carried.from_moments(combined.carried).to(state.params)
+    if combined.carried is not None and state.carried is not None:
+        changed["carried"] = next_carried(setting.task, run.algorithm, state.carried, combined.carried)
     if setting.kept is not None:
         changed["kept"] = setting.kept.write(state.kept, plan.workers, work)
     if state.round == 0:  # later states are looked at when a checkpoint is written
@@ -385,7 +389,7 @@ class Unprotected:
         ids = self.clients.ids_at(cohort.clients) if self.algorithm.traits.risk.needs_ids else None
         given = losses if losses is not None else torch.zeros_like(cohort.weights)
         risk = self.algorithm.risk(given, cohort.weights, clients=ids, state=state)
-        if risk.weights.shape != cohort.weights.shape or not _are_weights(numbers(risk.weights)):
+        if risk.weights.shape != cohort.weights.shape or not are_weights(numbers(risk.weights)):
             rule = "finite weights ≥ 0, one per client"
             smallest = ", ".join(f"{weight:.4g}" for weight in risk.weights.flatten().sort().values[:3].tolist())
             fix = f"Found {risk.weights.numel()}, the smallest {smallest}. See equipoise.testing.check_risk."
@@ -400,12 +404,12 @@ class Unprotected:
         aggregator, params, workers = self.algorithm.aggregator, state.params, plan.workers
         if aggregator.linear and sent is None:
             return combined_sum(state, plan, engine.summed_update(state.model, workers, solver, plan.weights, aggregator))
-        work = engine.updates(state.model, workers, solver) if sent is None else as_local_work(sent, params, plan.worker_losses)
+        made = None if sent is None else as_local_work(sent, params, plan.worker_losses, carried=plan.carried)
+        work = made or engine.updates(state.model, workers, solver)
         if not work.arrived.any():
             stop_unless_finite(work.sq_norms, workers, self.clients, "update")
         if aggregator.linear:
-            updates = torch.where(torch.isfinite(work.sq_norms).to(work.update.device).unsqueeze(1), work.update, 0.0)
-            return Combined(aggregator(updates, plan.weights * left_out_factor(plan, work))[0], work, state.aggregator)
+            return combined_rows(state, plan, work, aggregator)
         keys = self.streams(workers) if self.algorithm.traits.aggregator.needs_keys else None
         total, aggregator_state = total_of_rows(
             aggregator, work, work.update, plan.weights, state.aggregator, losses=plan.worker_losses, keys=keys
@@ -443,8 +447,3 @@ class Unprotected:
 
     def begin_evaluation(self, round_index: int) -> None:
         """Nothing is written down."""
-
-
-def _are_weights(weights: Numbers) -> bool:
-    """Whether all weights are finite and none is negative."""
-    return bool(weights.min(initial=0.0) >= 0 and (math.isfinite(weights.sum()) or np.isfinite(weights).all()))

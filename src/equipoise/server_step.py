@@ -12,6 +12,7 @@ from torch import Tensor
 from equipoise.aggregators.robust import RobustAggregator
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import is_of_user, nested_aggregators, read
+from equipoise.core.carried import mean_carried
 from equipoise.errors import Diverged, shown
 from equipoise.types import Aggregator, AggregatorTraits, Combined, LocalWork, ServerState
 
@@ -51,6 +52,15 @@ def _leaves_out(aggregator: Aggregator) -> bool:
 def combined_sum(state: ServerState, plan: Plan, work: LocalWork) -> Combined:
     """A sum (D,) of client updates under the plan's weights as the total of a linear aggregator."""
     return Combined(scaled(work.update, left_out_factor(plan, work)), work, state.aggregator, carried=work.carried)
+
+
+def combined_rows(state: ServerState, plan: Plan, work: LocalWork, aggregator: Aggregator) -> Combined:
+    """Client updates (K, D) under the plan's weights through a linear aggregator; those that cannot be used are left out."""
+    arrived = torch.isfinite(work.sq_norms)
+    updates = torch.where(arrived.to(work.update.device).unsqueeze(1), work.update, 0.0)
+    total = aggregator(updates, plan.weights * left_out_factor(plan, work))[0]
+    carried = mean_carried(work.carried, torch.where(arrived, plan.weights, 0.0).tolist())
+    return Combined(total, work, state.aggregator, carried=carried)
 
 
 def left_out_factor(plan: Plan, work: LocalWork) -> float:

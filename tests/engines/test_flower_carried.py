@@ -113,15 +113,20 @@ TAIL = {"risk": eq.risk.Superquantile(0.7), "solver": SOLVER}
         TAIL | {"personal": eq.personal.Finetuning(epochs=1)},
         {"solver": SOLVER, "personal": eq.personal.FedBN()},
         {"solver": SOLVER, "personal": eq.personal.Split(("statistics",))},
+        {"solver": SOLVER, "personal": eq.personal.FedPer("fc")},
+        {"solver": SOLVER, "personal": eq.personal.FedRep("fc", 1, 1)},
+        {"solver": SOLVER, "personal": eq.personal.FedBABU("fc", 1)},
+        {"solver": SOLVER, "personal": eq.personal.LGFedAvg(("conv1", "bn1"))},
+        {"solver": SOLVER, "personal": eq.personal.Split(())},
     ],
-    ids=["shared", "Ditto", "Finetuning", "FedBN", "statistics"],
+    ids=["shared", "Ditto", "Finetuning", "FedBN", "statistics", "FedPer", "FedRep", "FedBABU", "LG-FedAvg", "nothing kept"],
 )
 def test_a_federation_is_a_simulation(resnet, data, parts):
     algorithm = eq.Algorithm(**parts)
     wanted, found = simulated(algorithm, data, resnet), federated(algorithm, federation(data, resnet, engine="loop"), resnet)
     same(found, wanted)
     assert found.carried.shape == (2 * (4 + 4 + 4 + 8 + 8 + 8),)
-    kept_by_clients = isinstance(algorithm.personal, eq.personal.Split)
+    kept_by_clients = getattr(algorithm.personal, "kept", ()) in (("normalisation",), ("statistics",), ("conv1", "bn1"))
     assert torch.equal(found.model.bn1.running_var, torch.ones(4)) == kept_by_clients
     if algorithm.personal is not None:
         assert torch.equal(found.clients.personal_loss, wanted.clients.personal_loss)
@@ -164,18 +169,20 @@ def test_masked_sums_carry_statistics(resnet, data):
     torch.testing.assert_close(found.carried, wanted.carried, atol=1e-5, rtol=0)
 
 
-def test_a_node_that_sends_odd_statistics_is_left_out(resnet, data):
+@pytest.mark.parametrize("personal", [None, eq.personal.FedPer("fc")], ids=["shared", "FedPer"])
+def test_a_node_that_sends_odd_statistics_is_left_out(resnet, data, personal):
     grid = federation(data, resnet, engine="loop")
 
     def fault(delivery):
         reply = delivery.answer()
-        if delivery.client == "client-1" and delivery.action == "train.update":
+        sends = delivery.action.startswith("train.") and "carried" in reply.content["tensors"]
+        if delivery.client == "client-1" and sends:
             array = reply.content["tensors"]["carried"]
             array.data = b"\x00\x00\x00\x00\x00\x00\xf0\x7f" * (len(array.data) // 8)  # infinities
         return reply
 
     grid.fault = fault
-    algorithm = eq.Algorithm(solver=SOLVER, sampler=eq.sampling.Full())
+    algorithm = eq.Algorithm(solver=SOLVER, sampler=eq.sampling.Full(), personal=personal)
     found = federated(algorithm, grid, resnet, rounds=1)
     assert found.history.rounds[0].rejected == ("client-1",)
     assert torch.isfinite(found.carried).all()
@@ -187,3 +194,19 @@ def test_privacy_is_refused_before_anybody_is_asked_for_work(resnet, data):
     with pytest.raises(IncompatibleParts, match="with_group_norm"):
         federated(algorithm, grid, resnet)
     assert {action for _, action, _ in grid.log} == {"query.hello"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"privacy": eq.privacy.DifferentialPrivacy(epsilon=5, delta=1e-3, clip=1.0, source="system")}, "without noise"),
+        ({"aggregator": eq.aggregators.Median()}, "is no average"),
+        ({"privacy": eq.privacy.SecureAggregation(), "sampler": eq.sampling.Full()}, "not summed securely here"),
+    ],
+    ids=["privacy", "median", "secure sums"],
+)
+def test_shared_statistics_of_split_models_are_refused_before_anybody_is_asked_for_work(resnet, data, parts, reason):
+    grid = federation(data, resnet)
+    with pytest.raises(IncompatibleParts, match=reason):
+        federated(eq.Algorithm(personal=eq.personal.FedPer("fc"), **parts), grid, resnet)
+    assert {action for _, action, _ in grid.log} <= {"query.hello"}

@@ -45,6 +45,8 @@ def kinds_of(kind, *, first=False):
     found = {}
     for part in laws.CHECKED[kind]:
         others, options = NEEDS.get(type(part), ({}, {}))
+        if isinstance(part, personal.Split) and part.kept[0] in laws.NORMALISED:
+            options = {"model": Normed}
         needs_examples = kind == "personal" and getattr(part, "choices", ())  # of validation, within clients
         if part is not None and not needs_examples:
             name = type(part).__name__ if first else repr(part)
@@ -65,7 +67,6 @@ KINDS = {
     **kinds_of("sampler"),
     **kinds_of("averaging"),
     **kinds_of("personal"),
-    "personal FedBN": ({"personal": personal.FedBN()}, {"model": Normed}),
     **{
         f"privacy {part!r} {tail!r}": ({"privacy": part} | ({} if tail is None else {"risk": tail}), {})
         for part, _, tail, _ in laws.PROTECTIONS
@@ -86,6 +87,7 @@ KINDS = {
         {"personal": personal.Split(("3", "statistics")), "risk": risk.Superquantile(0.5)},
         {"model": Normed},
     ),
+    "split, shared statistics": ({"personal": personal.FedRep("3", 1, 1)}, {"model": Normed}),
     "split, median": ({"personal": personal.FedPer("bias"), "aggregator": aggregators.Median()}, {}),
     "pFedMe, tail": ({"personal": personal.PFedMe(2.0, 2), "risk": risk.Superquantile(0.5)}, {}),
     "FedBuff, median": ({"sampler": sampling.FedBuff(buffer=3), "aggregator": aggregators.Median()}, {}),

@@ -372,8 +372,6 @@ def test_fedbn_keeps_scale_shift_and_statistics():
     assert torch.equal(first.head.weight, second.head.weight)
     assert not torch.equal(first.body[1].weight, second.body[1].weight)
     assert not torch.equal(first.body[1].running_mean, second.body[1].running_mean)
-    with pytest.raises(IncompatibleParts, match=r"neither keeps nor averages(.|\n)*statistics"):
-        run(FedPer("head"), data, net, engine="loop")
 
 
 def test_fedbn_agrees_in_loop_and_simulator_and_resumes(tmp_path):
@@ -438,11 +436,181 @@ def test_statistics_that_never_leave_clients_need_no_protection(engine, parts):
     assert torch.equal(protected.model.body[1].running_mean, torch.zeros(5).double())  # the server has none
 
 
-def test_noise_and_robust_rules_refuse_statistics_that_are_shared():
+SHARED_PARTS = [
+    ({"privacy": NO_CLIP["privacy"]}, "released without noise"),
+    ({"privacy": eq.privacy.DifferentialPrivacy(epsilon=5, delta=1e-3, clip=1.0)}, "released without noise"),
+    ({"aggregator": eq.aggregators.Median()}, r"Median\(\) is no average"),
+    ({"aggregator": eq.aggregators.NNM(eq.aggregators.Median())}, "is no average"),
+]
+
+
+@pytest.mark.parametrize(("parts", "reason"), SHARED_PARTS, ids=["noise", "privacy", "median", "nnm"])
+@pytest.mark.parametrize("method", [FedPer("head"), FedRep("head"), LGFedAvg("body.0"), Split(()), Split("body.1.weight")])
+def test_noise_and_robust_rules_refuse_statistics_that_are_shared(method, parts, reason):
+    data, net, given = clients(examples=16), seeded(norm=nn.BatchNorm1d(5)), {"rounds": 1, "clients_per_round": 4}
+    with pytest.raises(IncompatibleParts, match=rf"(?s){reason}.*models\.with_group_norm.*\"statistics\" in `kept`"):
+        eq.train(net, data, eq.Algorithm(personal=method, **parts), progress=False, **given)
+    kept = replace(method, kept=(*method.kept, "statistics"))  # the cure works
+    solver = eq.solvers.SGD(batch_size=3)
+    eq.train(net, data, eq.Algorithm(personal=kept, solver=solver, **parts), progress=False, **given)
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("method", [FedPer("1"), FedRep("1", 1, 1), LGFedAvg("1"), FedBABU("1", 0), FedBABU("1", 1)], ids=repr)
+def test_statistics_that_are_shared_pool_as_those_of_mixed_data_by_hand(method, engine):
+    """With momentum 1 running statistics are those of the last batch, here of all examples, whatever is trained.
+
+    The inputs −1, 1 of one client have mean 0 and variance 2 (over n − 1), and 1, 3 of the other 2 and 2. Pooled, with equal
+    weights: mean 1, variance (2 + 0²)/2 + (2 + 2²)/2 − 1² = 3. With weights ¾ and ¼ (six examples against two: −1, 1 three
+    times, mean 0 and variance 6/5): mean ½, variance ¾·6/5 + ¼·(2 + 2²) − ¼ = 43/20.
+    """
+    net = nn.Sequential(nn.BatchNorm1d(1, momentum=1.0), nn.Linear(1, 2)).double()
+    for first, weights, mean, variance in (([-1.0, 1.0], "uniform", 1.0, 3.0), ([-1.0, 1.0] * 3, "sizes", 0.5, 43 / 20)):
+        x = [torch.tensor(each, dtype=torch.float64).unsqueeze(1) for each in (first, [1.0, 3.0])]
+        triples = [(name, each, torch.arange(len(each)) % 2) for name, each in zip("ab", x, strict=True)]
+        data, solver = eq.FederatedData(eq.ClientSet.pack(triples)), eq.solvers.SGD(lr=0.1, batch_size=None)
+        weights = {} if weights == "sizes" else {"weights": weights}
+        algorithm = eq.Algorithm(personal=method, solver=solver, sampler=eq.sampling.Full(), **weights)
+        result = eq.train(net, data, algorithm, rounds=2, engine=engine, progress=False)
+        assert result.carried.tolist() == pytest.approx([mean, variance])
+        assert (float(result.model[0].running_mean), float(result.model[0].running_var)) == pytest.approx((mean, variance))
+        assert result.model[0].num_batches_tracked.item() == 0
+        own = [(float((one := result.personal.model(name)[0]).running_mean), float(one.running_var)) for name in "ab"]
+        if method.finetuning:  # a client finetunes from the shared statistics, which its own batch replaces at once
+            assert own == [pytest.approx((0.0, x[0].var().item())), pytest.approx((2.0, 2.0))]
+        else:
+            assert own == [pytest.approx((mean, variance))] * 2
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_every_phase_moves_statistics_and_finetuning_begins_with_the_average_by_hand(engine):
+    """One full batch a phase, momentum ½, and inputs of mean 4 and 8, normalised before anything is trained.
+
+    From 0 two phases give 4·¾ = 3 and 8·¾ = 6, on average 4½. Then one epoch of finetuning: (4½ + 4)/2 and (4½ + 8)/2.
+    """
+    x = torch.tensor([[3.0], [5.0], [7.0], [9.0]], dtype=torch.float64)
+    triples = [(name, x[2 * k : 2 * k + 2], torch.tensor([0, 1])) for k, name in enumerate("ab")]
+    data = eq.FederatedData(eq.ClientSet.pack(triples))
+    net = nn.Sequential(nn.BatchNorm1d(1, momentum=0.5), nn.Linear(1, 2)).double()
+    method = Split("1", (("kept", 1), ("shared", 1)), finetuning=1)
+    solver = eq.solvers.SGD(lr=0.1, batch_size=None)
+    result = run(method, data, net, rounds=1, solver=solver, clients_per_round=2, engine=engine)
+    assert float(result.model[0].running_mean) == pytest.approx(4.5)
+    means = [float(result.personal.model(name)[0].running_mean) for name in "ab"]
+    assert means == pytest.approx([4.25, 6.25])
+
+
+class TwoNorms(nn.Module):
+    """A head with a BatchNorm of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh())
+        self.head = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3))
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+def ragged(sizes=(1, 4, 16, 9, 7, 12, 3, 8)):
+    """Clients of these sizes, of which the first has one example, which no BatchNorm is trained on."""
+    gen = torch.Generator().manual_seed(5)
+    rows = [(f"c{k}", torch.randn(n, 6, generator=gen).double() + k, torch.arange(n) % 3) for k, n in enumerate(sizes)]
+    return eq.FederatedData(eq.ClientSet.pack(rows))
+
+
+SHARING = [
+    FedPer("head"), FedRep("head", 2, 1), FedBABU("head", 1), LGFedAvg("body.0"), Split(()), Split(("head.1", "body.1")),
+    Split(("head.0.weight", "head.0.bias")),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")  # about clients of one example
+@pytest.mark.parametrize("method", SHARING, ids=repr)
+def test_shared_statistics_agree_in_loop_and_simulator_and_resume(method, tmp_path):
+    data, net = ragged(), seeded(TwoNorms).double()
+    given = {"risk": eq.risk.Superquantile(0.6), "solver": eq.solvers.SGD(lr=0.1, batch_size=4, weight_decay=0.1, prox=0.1)}
+    loop, fast = (run(method, data, net, engine=engine, **given) for engine in ("loop", "simulator"))
+    file, ids = tmp_path / "run.safetensors", loop.personal.ids
+    run(method, data, net, rounds=2, checkpoint=file, **given)
+    again = run(method, data, net, checkpoint=file, **given)
+    torch.testing.assert_close(loop.params, fast.params, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(loop.carried, fast.carried, rtol=1e-9, atol=1e-9)
+    assert torch.equal(again.params, fast.params)
+    assert torch.equal(again.carried, fast.carried)
+    torch.testing.assert_close(loop.personal.params(ids), fast.personal.params(ids), rtol=1e-9, atol=1e-9)
+    kept = kept_names(net, method.kept)
+    for name in ids:
+        one, two, three = (result.personal.model(name).state_dict() for result in (loop, fast, again))
+        for key, value in one.items():
+            torch.testing.assert_close(value, two[key], rtol=1e-9, atol=1e-9)
+            assert torch.equal(two[key], three[key]), key
+            if "running" in key and key not in kept and not method.finetuning:
+                assert torch.equal(value, loop.model.state_dict()[key]), key
+    for key, value in loop.model.state_dict().items():  # what clients keep stays as it began in the shared model
+        if "running" in key:
+            assert torch.equal(value, net.state_dict()[key]) == (key in kept), key
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_with_nothing_kept_statistics_are_those_of_fedavg_bit_for_bit(engine):
+    data, net, given = ragged(), seeded(TwoNorms).double(), {"solver": eq.solvers.SGD(lr=0.1, batch_size=4), "engine": engine}
+    split, plain = (run(method, data, net, **given) for method in (Split(()), None))
+    assert torch.equal(split.params, plain.params)
+    assert torch.equal(split.carried, plain.carried)
+    assert torch.equal(split.personal.model("c0").body[1].running_var, plain.model.body[1].running_var)
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+@pytest.mark.parametrize("parts", [{}, {"aggregator": eq.aggregators.NormClip(0.05)}], ids=["mean", "clipped"])
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_beside_an_idle_parameter_statistics_are_those_of_fedavg(engine, parts):
+    class Idle(TwoNorms):
+        def __init__(self):
+            super().__init__()
+            self.idle = nn.Parameter(torch.zeros(1))
+
+    data, net, solver = ragged(), seeded(Idle).double(), eq.solvers.SGD(lr=0.1, batch_size=4, epochs=2)
+    given = {"rounds": 3, "clients_per_round": 4, "engine": engine, "progress": False}
+    risk = eq.risk.Superquantile(0.6)
+    split, plain = (
+        eq.train(net, data, eq.Algorithm(personal=method, solver=solver, risk=risk, **parts), **given)
+        for method in (Split("idle"), None)
+    )
+    torch.testing.assert_close(split.params, plain.params, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(split.carried, plain.carried, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+def test_secure_sums_pool_statistics_of_split_models():
+    data, net, given = ragged(), seeded(TwoNorms).double(), {"rounds": 2, "progress": False}
+    parts = {"personal": FedPer("head"), "solver": eq.solvers.SGD(lr=0.1, batch_size=4), "sampler": eq.sampling.Full()}
+    secure, plain = (
+        eq.train(net, data, eq.Algorithm(privacy=privacy, **parts), **given)
+        for privacy in (eq.privacy.SecureAggregation(), None)
+    )
+    torch.testing.assert_close(secure.params, plain.params, atol=1e-5, rtol=0)
+    torch.testing.assert_close(secure.carried, plain.carried, atol=1e-5, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+def test_an_update_that_is_left_out_takes_its_statistics_along():
     data, net = clients(examples=16), seeded(norm=nn.BatchNorm1d(5))
-    for parts in (NO_CLIP, {"aggregator": eq.aggregators.Median()}):
-        with pytest.raises(IncompatibleParts, match=r"neither keeps nor averages(.|\n)*statistics"):
-            eq.train(net, data, eq.Algorithm(personal=FedPer("head"), **parts), rounds=1, clients_per_round=4, progress=False)
+    bad = eq.attacks.apply(data, eq.attacks.ModelReplacement(share=0.25, factor=1e30))
+    given = {"solver": eq.solvers.SGD(lr=0.1, batch_size=4), "engine": "loop", "rounds": 1}
+    attacked = run(FedPer("head"), bad, net, clients_per_round=8, **given)
+    lost = attacked.history.rounds[0].rejected
+    rest = [k for k, client in enumerate(data.train.ids) if client not in lost]
+    alone = run(FedPer("head"), eq.FederatedData(data.train.take(rest)), net, clients_per_round=len(rest), **given)
+    assert len(lost) == 2
+    torch.testing.assert_close(attacked.carried, alone.carried)
+
+
+def test_a_mean_without_its_variance_is_refused():
+    data, net = clients(examples=16), seeded(norm=nn.BatchNorm1d(5))
+    with pytest.raises(IncompatibleParts, match=r"keeps one of a layer's running mean and variance"):
+        run(FedPer("*.running_mean"), data, net)
 
 
 @pytest.mark.parametrize("engine", ["loop", "simulator"])

@@ -359,7 +359,7 @@ def test_what_personal_methods_send_is_clipped_too(noise):
     setting = started(algorithm, rounds=1)
     state, cohort, watched = setting.begin(), draw_cohort(setting, 0), Watched(setting.personal)
     after, _ = round_of(replace(setting, personal=watched), state, cohort)
-    sent = watched.sent
+    sent = watched.sent.updates
     assert float(sent.norm(dim=1).min()) > 0.02
     assert not torch.allclose(sent, setting.engine.updates(state.params, cohort, WORK).update)
     by_hand = (sent / sent.norm(dim=1, keepdim=True)).sum(0) * 0.02 / 6

@@ -266,10 +266,10 @@ def test_what_personal_methods_send_is_what_is_summed(broken):
     setting = started(algorithm, data)
     watched, cohort = Watched(setting.personal), cohort_of(data, range(12))
     found, _ = moved(replace(setting, personal=watched), cohort)
-    good = torch.isfinite(watched.sent).all(1)
+    good = torch.isfinite(watched.sent.updates).all(1)
     assert int(good.sum()) == (10 if broken else 12)
     weights = cohort.weights[good] / cohort.weights[good].sum()
-    assert torch.allclose(found, weights.float() @ watched.sent[good], atol=1e-6)
+    assert torch.allclose(found, weights.float() @ watched.sent.updates[good], atol=1e-6)
 
 
 def test_poisson_cohorts_of_nobody_do_nothing():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from tokenize import TokenError
 from typing import Any
 
@@ -20,6 +21,11 @@ def numbers(values: Tensor) -> Numbers:
         return values.numpy()  # `force` takes several times as long, which small rounds would feel
     array: Numbers = values.numpy(force=True).astype(np.float64, copy=False)
     return array
+
+
+def are_weights(weights: Numbers) -> bool:
+    """Whether all weights are finite and none is negative."""
+    return bool(weights.min(initial=0.0) >= 0 and (math.isfinite(weights.sum()) or np.isfinite(weights).all()))
 
 
 def plain_values(values: Any) -> Any:

@@ -33,11 +33,15 @@ def checked_norms(sq_norms: Tensor, losses: Tensor, longest: Tensor | float) -> 
     return torch.where(usable(sq_norms, losses, longest), sq_norms, torch.inf)
 
 
-def as_local_work(updates: Tensor, params: Tensor, losses: Tensor | None = None) -> LocalWork:
-    """Client updates (K, D) that the solver did not make, as local work from `params`; losses (K,) are those at the start."""
+def as_local_work(updates: Tensor, params: Tensor, losses: Tensor | None = None, *, carried: Tensor | None = None) -> LocalWork:
+    """Client updates (K, D) that the solver did not make, as local work from `params`; losses (K,) are those at the start.
+
+    `carried` (K, C) are the carried values that clients send beside them.
+    """
     sq_norms = updates.double().square().sum(1).cpu()
     losses = torch.zeros_like(sq_norms) if losses is None else losses
-    return LocalWork(updates, checked_norms(sq_norms, losses, longest_square(params)), losses)
+    work = LocalWork(updates, checked_norms(sq_norms, losses, longest_square(params)), losses)
+    return work if carried is None else with_carried(work, carried)
 
 
 def with_carried(work: LocalWork, carried: Tensor) -> LocalWork:

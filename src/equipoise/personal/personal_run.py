@@ -17,7 +17,7 @@ from equipoise.core.abilities import engine_traits, read
 from equipoise.errors import InvalidParameter
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.store import ClientRows
-from equipoise.types import Cohort, LocalSolver, Personalisation, PersonalTraits
+from equipoise.types import Cohort, LocalSolver, Personalisation, PersonalTraits, SentUpdates
 
 _MODELS_BYTES = 256 * 2**20  # of clients' models at once, when all are looked at
 
@@ -90,8 +90,8 @@ class PersonalRun:
         rows = self.rows.read(state.places, cohort.clients).to(params)
         return losses(self.context, params, cohort, rows)
 
-    def updates(self, state: PersonalState, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor | None:
-        """What clients send (K, D), if it is not the update of the solver's work."""
+    def updates(self, state: PersonalState, params: Tensor, cohort: Cohort, solver: LocalSolver) -> SentUpdates | None:
+        """What clients send, if it is not the update of the solver's work."""
         updates = self._traits.updates
         if updates is None or len(cohort) == 0:
             return None
@@ -101,7 +101,9 @@ class PersonalRun:
             return None
         stream = rng.stream_key(cohort.seed, "batches", cohort.round)
         keys = rng.client_keys(stream, self.clients.keys.cpu()[cohort.clients]).to(sent.device)
-        return corrupted(self.context.data, sent, cohort.clients, keys, len(cohort), cohort.shares, whole_cohort=True)
+        sent = corrupted(self.context.data, sent, cohort.clients, keys, len(cohort), cohort.shares, whole_cohort=True)
+        carried = self._traits.sends_carried
+        return SentUpdates(sent, None if carried is None else carried(self.context, params, cohort, rows, solver))
 
     def _rows_of(self, state: PersonalState, params: Tensor, clients: Tensor) -> Tensor:
         """What clients at positions (K,) keep, (K, width), like `params`."""

@@ -20,6 +20,7 @@ from equipoise.errors import IncompatibleParts, InvalidParameter, is_integer, re
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.ditto import refuse_unfit_solver
 from equipoise.personal.freezing import further_options, unfit_for_freezing
+from equipoise.runs.normalised_work import steps_of
 from equipoise.solvers.prepared import AdjustedSolver
 from equipoise.types import Cohort, LocalSolver, Pull
 
@@ -92,6 +93,11 @@ class Split:
     `finetuning` epochs on the whole model follow at the end, for the model that is served. A tied weight, which has several
     names, is kept if one of them matches.
 
+    Running statistics (BatchNorm) that match nothing are shared: the server averages them under the weights of the updates, as
+    FedAvg does. Every phase runs the model in training mode, so that the batches of all phases move them. Finetuning starts
+    from the average. Statistics that are shared are refused with privacy and with aggregators that are no average; those that
+    clients keep go with both.
+
     The risk sees the losses of clients' own models F_k(w, row_k). A client that was never drawn has the initial values of
     the parameters that it keeps. So has the shared model `result.model`, in which these parameters are never trained: only
     the noise of a private run moves them there. If nothing is kept, the method is FedAvg. If everything is kept, nothing is
@@ -114,7 +120,6 @@ class Split:
     finetuning: int = 0  # epochs on the whole model at the end
 
     keeps_carried: ClassVar[bool] = True
-    withholds_carried: ClassVar[bool] = True  # `begin` refuses a run in which clients do not keep them all
     serves_all: ClassVar[bool] = True  # what a client keeps begins as all others' does, and noise does not touch it
 
     def __post_init__(self) -> None:
@@ -182,18 +187,25 @@ class Split:
         return dimension
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
-        """Every client starts from w^0; refuses patterns that match nothing, and statistics that nobody keeps.
+        """Every client starts from w^0; refuses patterns that match nothing, or one of two statistics that belong together.
 
         `context` holds the engine, the task and the data of the run. `params` (D,) is w^0.
         """
-        mask = self._mask(context, params)
-        dimension = context.task.layout.dimension
-        if not bool(mask[dimension:].all()):
+        self._mask(context, params)
+        kept, layout = self.withholds_carried(context.task), context.task.carried
+        if any(bool(kept[mean].all()) != bool(kept[variance].all()) for mean, variance in layout.moments):
             raise IncompatibleParts(
-                f"The model carries running statistics that {self!r} neither keeps nor averages.",
-                f'Keep them: kept={(*self.kept, STATISTICS)!r} (or "{NORMALISATION}"), or use models.with_group_norm(model).',
+                f"{self!r} keeps one of a layer's running mean and variance; they are averaged together or kept together.",
+                f'Keep both: kept={(*self.kept, STATISTICS)!r}, or name the layer, e.g. "body.1".',
             )
         return params, None
+
+    def withholds_carried(self, task: Task) -> Tensor:
+        """Which carried values of a model, e.g. running statistics, a client keeps, (C,) bool. The others are averaged.
+
+        `task` holds the model.
+        """
+        return kept_mask(task, self.kept)[task.layout.dimension :]
 
     def work(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
@@ -225,6 +237,32 @@ class Split:
             return None
         sent = torch.where(self._mask(context, params), 0.0, rows - params)
         return sent[:, :dimension]
+
+    def sends_carried(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver
+    ) -> Tensor | None:
+        """The carried values (K, C) that clients share, as they are averaged; None if they keep them all.
+
+        NaN for a client that took no step. In place of what a client keeps it sends the server's values. `context` holds the
+        engine, the task and the data of the run. `params` (D,) is the shared model, `cohort` holds the clients, `rows`
+        (K, width) is what they keep, and `solver` is the algorithm's.
+        """
+        task, kept = context.task, self.withholds_carried(context.task)
+        if bool(kept.all()):
+            return None
+        (_, before), (_, after) = task.split(params), task.split(rows)
+        moments = task.carried.sent(torch.where(kept.to(params.device), before, after))
+        return torch.where(self._takes_steps(context, params, cohort, solver).unsqueeze(1), moments, torch.nan)
+
+    def _takes_steps(self, context: PersonalContext, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor:
+        """Which clients of a cohort take a step in one of the phases, (K,) bool: not those whose batches are all too small."""
+        mask = self._mask(context, params)[: context.task.layout.dimension]
+        taken = torch.zeros(len(cohort), dtype=torch.bool)
+        for trained, epochs in self.phases:
+            if trained == "all" or bool((mask if trained == "kept" else ~mask).any()):
+                steps = steps_of(cohort, _of_phase(solver, epochs), context.data.train, context.task.smallest_batch)
+                taken |= torch.from_numpy(steps > 0)
+        return taken
 
     def losses(self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor) -> Tensor:
         """F_k(w, row_k) of each client on its training examples, (K,).
@@ -259,9 +297,7 @@ class Split:
     ) -> Tensor:  # fmt: skip
         """Models (K, D + C) after one phase, in which the parameters that are not trained stay as they are."""
         dimension = context.task.layout.dimension
-        traits = solver_traits(solver)
-        if epochs is not None and traits.with_epochs is not None:
-            solver = traits.with_epochs(epochs)
+        solver = _of_phase(solver, epochs)
         if number:  # each phase has batches of its own
             cohort = replace(cohort, seed=context.own_stream(cohort).seed + number)
         if trained == "all" and not bool(mask[:dimension].any()):
@@ -293,6 +329,12 @@ class Split:
         if not bool(active.all()):
             solver = AdjustedSolver(solver, preconditioner=torch.where(active, 1.0, torch.inf).to(params))
         return solver, pull
+
+
+def _of_phase(solver: LocalSolver, epochs: int | None) -> LocalSolver:
+    """The solver of a phase with its number of epochs; None: the solver's own."""
+    with_epochs = solver_traits(solver).with_epochs
+    return solver if epochs is None or with_epochs is None else with_epochs(epochs)
 
 
 def FedPer(kept: str | tuple[str, ...]) -> Split:  # noqa: N802 — the method's own name

@@ -86,7 +86,10 @@ class SecureSumRule:
     def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
         """Σ w_k u_k / Σ w_k, both found by one secure sum; clients outside the tail send masked zeros."""
         params, aggregator = state.params, self.algorithm.aggregator
-        work = engine.updates(state.model, plan.workers, solver) if sent is None else as_local_work(sent, params)
+        if sent is None:
+            work = engine.updates(state.model, plan.workers, solver)
+        else:
+            work = as_local_work(sent, params, carried=plan.carried)
         updates, weights = work.update, plan.weights.double()
         good = torch.isfinite(work.sq_norms)
         centre = None

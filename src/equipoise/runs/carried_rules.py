@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import solver_traits
 from equipoise.core.task import Task
@@ -10,6 +13,19 @@ from equipoise.errors import IncompatibleParts, notify
 from equipoise.solvers.batches import batch_sizes
 
 _CURE = "Use equipoise.models.with_group_norm(model), which normalises within each example"
+_KEEP = 'or let clients keep them: personal.FedBN(), or a split model with "statistics" in `kept`'
+
+
+def withheld_carried(task: Task, algorithm: Algorithm) -> Tensor:
+    """Which carried values (C,) never leave the client: those that its personal model keeps."""
+    withholds = algorithm.traits.personal.withholds_carried
+    return torch.zeros(task.carried.size, dtype=torch.bool) if withholds is None else withholds(task).cpu()
+
+
+def next_carried(task: Task, algorithm: Algorithm, before: Tensor, moments: Tensor) -> Tensor:
+    """The server's carried values (C,) after a round with this mean of clients' moments (C,); what clients keep stays."""
+    after = task.carried.from_moments(moments).to(before)
+    return torch.where(withheld_carried(task, algorithm).to(before.device), before, after)
 
 
 def refuse_unfit_for_carried(task: Task, algorithm: Algorithm) -> None:
@@ -17,17 +33,17 @@ def refuse_unfit_for_carried(task: Task, algorithm: Algorithm) -> None:
     if not task.carried.names:
         return
     name = f"{type(task.module).__name__} changes {task.carried.names[0]!r} in training"
-    sent = not algorithm.traits.personal.withholds_carried
+    sent = not bool(withheld_carried(task, algorithm).all())
     if algorithm.private and sent:
         raise IncompatibleParts(
             f"{name}: such statistics of clients' examples would be released without noise.",
-            f"{_CURE}, or personal.FedBN(), whose clients keep them.",
+            f"{_CURE}, {_KEEP}.",
         )
     if not algorithm.aggregator.linear and sent:
         raise IncompatibleParts(
             f"{name}, and such statistics are averaged; {algorithm.aggregator!r} is no average, so that what it guards the "
             "parameters against would reach the model through them.",
-            f"{_CURE}, or aggregators.WeightedMean().",
+            f"{_CURE}, {_KEEP}; or aggregators.WeightedMean().",
         )
     if algorithm.personal is not None and not algorithm.traits.personal.keeps_carried:
         raise IncompatibleParts(

@@ -17,12 +17,13 @@ from equipoise.data.federated_data import FederatedData
 from equipoise.errors import Diverged
 from equipoise.personal.context import PersonalContext
 from equipoise.round import Rounds, draw_cohort
+from equipoise.runs.carried_rules import withheld_carried
 from equipoise.runs.checkpoint import packed, unpacked
 from equipoise.runs.setup import EngineChoice, Setting, choose_engine
 from equipoise.solvers import SGD
 from equipoise.testing.laws import agree, check_of, equal_values, hold, is_finite, unchanged
 from equipoise.testing.small_run import make_small_task, set_up_quietly
-from equipoise.types import Personalisation, PersonalTraits, PersonalWork, ServerState
+from equipoise.types import Cohort, Personalisation, PersonalTraits, PersonalWork, ServerState
 
 ROUNDS = 4
 SAVED_AFTER = 2  # rounds, when the run that is resumed was saved
@@ -44,8 +45,8 @@ def check_personalisation(
     Rows have `width(D)` finite numbers and models D. Calls repeat and write to nothing they are given. A client's row and
     model do not depend on who else is in the cohort; the rows of a method with `sums_models` may. A client that has not worked
     yet has the shared model, unless the method `finetunes`. The shared model is that of the same run without the method, bit
-    for bit, unless the method has `updates`, which must then be finite. A run that is resumed from what a checkpoint keeps ends
-    with the same models.
+    for bit, unless the method has `updates`, which must then be finite; carried values that clients send beside them are none
+    that they keep. A run that is resumed from what a checkpoint keeps ends with the same models.
 
     The method is tried in an `algorithm` (None: local SGD on batches of 5) for a few rounds, on the given model and data or on
     a small softmax model of eight clients.
@@ -131,6 +132,26 @@ def _check_calls(case: PersonalCase) -> None:
         hold(sent.shape == (len(cohort), sent_size), method, "each client sends an update of D numbers", tuple(sent.shape))
         hold(is_finite(sent), method, "the updates that clients send are finite", sent)
         agree(method, "updates repeat", sent, repeated)
+        _check_sent_carried(method, setting, context, params, cohort, rows)
+
+
+def _check_sent_carried(
+    method: Personalisation, setting: Setting, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor
+) -> None:
+    """The carried values that clients send beside their updates: none of those that they keep."""
+    task, traits = setting.task, read(PersonalTraits, method)
+    if traits.sends_carried is None:
+        return
+    with unchanged(method, "sends_carried", params=params, rows=rows, cohort=cohort):
+        sent = traits.sends_carried(context, params, cohort, rows, setting.algorithm.solver)
+    kept = withheld_carried(task, setting.algorithm)
+    if sent is None or bool(kept.all()):
+        hold(sent is None and bool(kept.all()), method, "clients send carried values if there are any that they do not keep")
+        return
+    hold(sent.shape == (len(cohort), task.carried.size), method, "each client sends C carried values", tuple(sent.shape))
+    own = task.carried.to_moments(task.split(params)[1]).cpu()
+    hidden = torch.isnan(sent) | (sent == own) | ~kept
+    hold(bool(hidden.all()), method, "what a client keeps is not in the carried values that it sends", sent)
 
 
 # ------------------------------------------------------------------------------------------------------------- whole runs

@@ -16,7 +16,7 @@ from equipoise.types.own_claims import OWN
 from equipoise.types.personal_contracts import Personalisation, PersonalTraits, PersonalWork
 from equipoise.types.privacy_contracts import ClipRule, Combined, Privacy, PrivacyTraits, Protection, RunSize
 from equipoise.types.risk_contracts import ClientRisk, QuantileSource, QuantileTraits, RiskTraits
-from equipoise.types.round_values import Cohort, Job, LocalWork, Pull, RiskValue, RoundReport, ServerState
+from equipoise.types.round_values import Cohort, Job, LocalWork, Pull, RiskValue, RoundReport, SentUpdates, ServerState
 from equipoise.types.sampler_contracts import Sampler, SamplerTraits
 from equipoise.types.server_contracts import Aggregator, AggregatorTraits, Averaging, ServerOptimizer, ServerTraits
 from equipoise.types.solver_contracts import LocalSolver, Schedule, SgdRule, SolverMemory, SolverTraits
@@ -24,7 +24,7 @@ from equipoise.types.solver_contracts import LocalSolver, Schedule, SgdRule, Sol
 # Other modules, and users, import from here: in which module of the package a name stands is an inner matter.
 __all__ = [  # noqa: RUF022 (in the order of the reference)
     "OWN",
-    "Cohort", "RiskValue", "LocalWork", "Job", "ServerState", "Pull", "RoundReport",
+    "Cohort", "RiskValue", "LocalWork", "Job", "SentUpdates", "ServerState", "Pull", "RoundReport",
     "ClientRisk", "RiskTraits", "QuantileSource", "QuantileTraits",
     "LocalSolver", "Schedule", "SgdRule", "SolverTraits",
     "Aggregator", "AggregatorTraits", "ServerOptimizer", "ServerTraits", "Averaging",

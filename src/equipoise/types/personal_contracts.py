@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from equipoise.types.own_claims import OWN
-from equipoise.types.round_values import Cohort
+from equipoise.types.round_values import Cohort, SentUpdates
 from equipoise.types.solver_contracts import LocalSolver
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
+    from equipoise.core.task import Task
     from equipoise.personal.context import PersonalContext
 
 
@@ -49,6 +50,7 @@ class PersonalTraits:
 
     check: Callable[[Algorithm], None] | None = None  # refuses what does not go with the method
     updates: Callable[..., Tensor | None] | None = None  # (context, params, cohort, rows, solver): what clients send, (K, D)
+    sends_carried: Callable[..., Tensor | None] | None = None  # of the same arguments: carried values beside `updates`, (K, C)
     losses: Callable[..., Tensor] | None = None  # (context, params, cohort, rows): what the risk sees instead of F_k(w), (K,)
     finetunes: bool = False  # whether all clients train once more after the rounds, also those that were never drawn
     serves_all: bool = False  # whether clients that were never drawn are served what `models` gives, and not the shared model
@@ -57,7 +59,7 @@ class PersonalTraits:
     solver: LocalSolver | None = None  # of the personal work, if it is not the algorithm's
     further_epochs: tuple[int, ...] = ()  # numbers of passes that clients train for, beside the solver's own
     keeps_carried: bool = field(default=False, metadata=OWN)  # whether a client's model may have carried values of its own
-    withholds_carried: bool = field(default=False, metadata=OWN)  # whether no carried value ever leaves its client
+    withholds_carried: Callable[[Task], Tensor] | None = field(default=None, metadata=OWN)  # those that clients keep, (C,) bool
 
 
 class PersonalWork(Protocol):
@@ -79,8 +81,8 @@ class PersonalWork(Protocol):
     def losses(self, state: Any, params: Tensor, cohort: Cohort) -> Tensor | None:
         """The losses (K,) that the risk sees, if they are not those of the shared model."""
 
-    def updates(self, state: Any, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor | None:
-        """What clients send (K, D), if it is not the update of the solver's work."""
+    def updates(self, state: Any, params: Tensor, cohort: Cohort, solver: LocalSolver) -> SentUpdates | None:
+        """What clients send, if it is not the update of the solver's work."""
 
     def models(self, state: Any, params: Tensor, clients: Tensor, round_index: int) -> Tensor:
         """The models (K, D) of training clients at positions (K,), when the shared model is `params`."""

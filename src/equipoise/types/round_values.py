@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -72,6 +72,13 @@ class LocalWork:
         """Which updates can be used, (K,): those that cannot have an infinite norm."""
         finite: np.ndarray[Any, np.dtype[np.bool_]] = np.isfinite(self.sq_norms.cpu().numpy())
         return finite
+
+
+class SentUpdates(NamedTuple):
+    """What clients send that is not the solver's work for the shared model."""
+
+    updates: Tensor  # (K, D)
+    carried: Tensor | None = None  # as `LocalWork.carried`, (K, C); None: all of it stays with the clients
 
 
 @dataclass(frozen=True, eq=False)

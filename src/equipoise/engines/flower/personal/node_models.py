@@ -31,11 +31,15 @@ def work_on_own_model(session: NodeSession) -> Answer:
         session.rows.write(session.request.value("since", int), cohort.round + 1, after[0])
         return {}, {}
     session.refuse_single()
-    sent = method.updates(session.started, params, cohort, row, solver)
+    sent, send = method.updates(session.started, params, cohort, row, solver), read(PersonalTraits, method).sends_carried
     if sent is None:  # a method that keeps nothing apart: the work of the solver
-        sent = session.engine.updates(params, cohort, solver).update
+        work = session.engine.updates(params, cohort, solver)
+        sent, carried = work.update, work.carried
+    else:
+        carried = None if send is None else send(session.started, params, cohort, row, solver)
     session.note_single("update")
-    return {}, {"update": sent[0]}
+    counts = carried is not None and not bool(torch.isnan(carried).any())  # not of a client that took no step
+    return {}, {"update": sent[0]} | ({"carried": carried[0]} if counts and carried is not None else {})
 
 
 def answer_own_scores(session: NodeSession) -> Answer:

@@ -17,7 +17,7 @@ from equipoise.engines.flower.transport.part_messages import pack_part
 from equipoise.errors import EquipoiseError, IncompatibleParts, notify
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.personal_run import PersonalState
-from equipoise.types import Cohort, LocalSolver, Personalisation, PersonalTraits
+from equipoise.types import Cohort, LocalSolver, Personalisation, PersonalTraits, SentUpdates
 
 if TYPE_CHECKING:
     from equipoise.engines.flower.flower_engine import FlowerEngine
@@ -88,23 +88,30 @@ class RemotePersonalWork:
             "Use risk.Mean(), or the simulator.",
         )
 
-    def updates(self, state: PersonalState, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor | None:
-        """What clients send (K, D), for a method that has them send something else than the solver's work.
+    def updates(self, state: PersonalState, params: Tensor, cohort: Cohort, solver: LocalSolver) -> SentUpdates | None:
+        """What clients send, for a method that has them send something else than the solver's work.
 
-        `params` may have carried values after the D parameters; these stay with the clients.
+        `params` may have carried values after the D parameters. Clients send those that they do not keep, unless they took no
+        step.
         """
         if self.traits.updates is None or len(cohort) == 0:
             return None
-        dimension = self.context.task.layout.dimension
+        dimension, width = self.context.task.layout.dimension, self.context.task.carried.size
+        withholds = self.traits.withholds_carried
+        shared = width > 0 and withholds is not None and not bool(withholds(self.context.task).all())
+        unknown = torch.full((width,), math.nan, dtype=torch.float64)
 
-        def reading(answer: MessageContent) -> Tensor:
-            return answer.tensor("update", params.dtype, (dimension,))
+        def reading(answer: MessageContent) -> tuple[Tensor, Tensor]:
+            counts = shared and "carried" in answer.arrays
+            carried = answer.tensor("carried", torch.float64, (width,)) if counts else unknown
+            return answer.tensor("update", params.dtype, (dimension,)), carried
 
         requests = self._requests(state, params, cohort, solver, send=True)
         answers = self.engine.ask("train.own", cohort, requests, reading)
         self.engine.require_some(cohort, answers)
-        lost = torch.full_like(params[:dimension], math.nan)
-        return torch.stack([lost if update is None else update for update in answers])
+        lost = torch.full_like(params[:dimension], math.nan), unknown
+        updates, carried = (torch.stack(each) for each in zip(*(answer or lost for answer in answers), strict=True))
+        return SentUpdates(updates, carried if shared else None)
 
     def _requests(
         self, state: PersonalState, params: Tensor, cohort: Cohort, solver: LocalSolver, **more: Any
