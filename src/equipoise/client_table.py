@@ -30,6 +30,7 @@ from equipoise.metrics import (
     summarise,
     summarise_metric,
 )
+from equipoise.picked_clients import beyond_chance_words, picked_words
 from equipoise.subgroups import NO_VALUE, Subgroup, subgroups_of
 from equipoise.types import Engine
 
@@ -295,7 +296,9 @@ class ClientTable:
         client's examples, taken as independent draws, and not the seed of training. If the error is a share of wrong
         examples, it is the interval of Clopper and Pearson. If the targets are numbers, it is Student's t interval with
         Hall's correction for skewness, and NaN for clients with fewer than 20 examples. Clients with own models,
-        federations, protected runs and data in stores have no such interval. `str()` of the list is a table.
+        federations, protected runs and data in stores have no such interval. No interval allows for the choice of the worst
+        of many clients. `str()` of the list is a table; below it stands whether all clients differ beyond chance, where each
+        row is right or wrong and a shared model is judged on test or validation rows.
         """
         require_integer("at_least", at_least, 0)
         rows = self.benign
@@ -305,7 +308,7 @@ class ClientTable:
         pairs = list(zip(errors, rows.served_loss.tolist(), strict=True))
         order = sorted(range(len(rows)), key=pairs.__getitem__, reverse=True)[:count]
         found = WorstClients(rows.take(torch.tensor(order, dtype=torch.int64)))
-        found.at_least = at_least
+        found.at_least, found.among = at_least, rows
         ends = None if judged else rows.number_intervals
         found.by_spread = ends is not None
         found.own_models = not judged and self.error_deviation is not None and rows.has_own
@@ -377,6 +380,7 @@ class WorstClients(list[dict[str, object]]):
     """Rows of clients, worst first. `str()` is a table with the interval of each client's error, where it has one."""
 
     at_least = 0  # examples of every client
+    among: ClientTable | None = None  # the rows that these are picked from
     by_spread = False  # whether intervals are by the spread of a client's errors, which are numbers
     own_models = False  # whether there are no intervals because clients have models of their own
 
@@ -384,11 +388,14 @@ class WorstClients(list[dict[str, object]]):
         if not self:
             return f"No client has {self.at_least} examples or more."
         heads = ["client", "split", "size", "error", *(["95 % interval"] if "error_low" in self[0] else [])]
+        trivial = "trivial_error" in self[0]
+        heads += ["trivial error"] * trivial
         lines = [heads]
         for row in self:
             cells = [str(row["client"]), str(row["split"]), str(row["size"]), f"{row.get('served_error', row['error']):z.3f}"]
             between = f"{row['error_low']:.3f} to {row['error_high']:.3f}" if "error_low" in row else ""
-            lines.append([*cells, *(["–" if "nan" in between else between] if between else [])])
+            cells += ["–" if "nan" in between else between] if between else []
+            lines.append([*cells, *([f"{row['trivial_error']:z.3f}"] if trivial else [])])
         widths = [max(len(line[j]) for line in lines) for j in range(len(heads))]
         table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
         table.append("size: the client's examples in this split.")
@@ -397,6 +404,14 @@ class WorstClients(list[dict[str, object]]):
             table.append(f"The interval ({how}) covers the choice of the client's examples, and not the seed.")
         elif self.own_models:
             table.append("No intervals: the errors of clients' own models on single examples are not kept.")
+        if self.among is not None:
+            if trivial:
+                table.append(
+                    f"trivial error: of the same answer for every example, the {self.among.trivial_answer} of training."
+                )
+            what = "clients" if len(set(self.among.split)) == 1 else "rows of clients"
+            picked = picked_words(len(self), len(self.among), intervals="error_low" in self[0], what=what)
+            table += filter(None, (picked, beyond_chance_words(self.among)))
         return "\n".join(table)
 
 
