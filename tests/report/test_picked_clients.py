@@ -12,6 +12,7 @@ from report_cases import Page
 import equipoise as eq
 from equipoise.cli.listing import summary_text, worst_lines
 from equipoise.client_table import ClientTable
+from equipoise.export import model_card
 from equipoise.picked_clients import beyond_chance_words, chance_of_spread
 from equipoise.report import write_report
 from equipoise.runs.trivial_answer import CLASS
@@ -117,6 +118,11 @@ def test_the_page_says_it_and_names_who_is_worse_off_than_with_the_trivial_answe
     assert "a branch, a hospital or a phone" in page.source
 
 
+def test_the_card_says_that_they_were_picked(run, tmp_path):
+    card = model_card.card_markdown(model_card.card(of(run, [10] * 10 + [20, 35], [50] * 12))).decode()
+    assert "These are the worst 5 of 12 clients. Part of that is chance" in card
+
+
 def test_a_protected_run_has_neither_names_nor_the_test(run, tmp_path):
     algorithm = replace(run.algorithm, privacy=eq.privacy.SecureAggregation())
     protected = replace(of(run, [10] * 10 + [20, 35], [50] * 12), algorithm=algorithm)
@@ -147,6 +153,7 @@ def test_the_page_lists_no_client_with_few_examples_where_enough_others_are_ther
         "The 10 clients with the largest error, of the 11 with 30 examples or more."
     )
     assert "These are the worst 10 of 11 clients." in page.by_id["picked"]
+    assert f"These rows {UNSHOWN} 11 clients differ" in page.by_id["picked"]
     two = Page(write_report([small, replace(small, name="other")], tmp_path / "r.html"))
     assert "c0" not in [row[0] for row in two.rows["left-behind"]]
     few = Page(of(run, [1] * 2 + [10] * 10, [1] * 2 + [50] * 10).report(tmp_path / "r.html"))  # no more than ten others

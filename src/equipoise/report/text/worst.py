@@ -82,14 +82,17 @@ def _worst_alone(study: Study, method: MethodResults) -> Iterator[str]:
     columns.append((f"{whose}loss", losses, plain))
     if only_loss and method.personalised:
         columns.append(("shared loss", _shared(study), plain))
+    large = _large(found, 0)
     caption = f"The {_client_count(len(some), study.judged.benign_word)} with the largest {study.noun}"
-    caption += f"{_large(found, 0)}{seeds_words(found)}{_evaluated(study)}.{served_model(study)}{differing_clients(found)}"
+    caption += f"{large}{seeds_words(found)}{_evaluated(study)}.{served_model(study)}{differing_clients(found)}"
     caption += error_interval_words(study, found)
     by_seeds = _interval(study, found, 0, None)
     judged = len(_listed_from(found, 0))
     intervals = by_seeds is None or not bool(np.isnan(by_seeds[0]).all())
     chance = [picked_words(len(some), judged, intervals=intervals)]
-    chance += [beyond_chance_words(method.all_rows[0].benign)] if len(method.runs) == 1 else []
+    if len(method.runs) == 1:
+        rows = method.all_rows[0].benign
+        chance.append(beyond_chance_words(rows.take((rows.size >= FEW_EXAMPLES).nonzero().flatten()) if large else rows))
     if any(chance):
         yield f'<p class="note" id="picked">{escape(nonbreaking(" ".join(filter(None, chance))))}</p>'
     if not only_loss and study.with_trivial is not None:
