@@ -28,7 +28,25 @@ def test_the_table_is_that_of_the_run(ragged, engine, count):
     result = eq.train(eq.models.Softmax(4, 3), ragged, rounds=3, clients_per_round=3, **options)
     found = eq.evaluate(result.model, ragged, name="run", **options)
     same_table(found.clients, result.clients)
-    assert str(found.summary()) == str(result.summary())
+    for split in ragged.splits:
+        judged, trained = found.summary(split), result.summary(split)
+        assert (judged.error, judged.loss, judged.metrics) == (trained.error, trained.loss, trained.metrics)
+
+
+def test_the_summary_names_the_splits_that_it_leaves_out_and_calls_no_client_unseen():
+    rows = {"sex": ["f", "f", "m", "m", "m"], "age": [20, 30, 40, 50, 60], "ill": ["no", "yes", "no", "yes", "no"]}
+    part = {"client": "sex", "target": "ill"}
+    schema = eq.data.from_frame(rows, **part, test=0).schema
+    model = eq.models.Tabular(schema)
+    parts = eq.evaluate(model, eq.data.from_frame(rows, **part, schema=schema)).summary()
+    assert parts.who == "1 test client"
+    assert "Not in these figures: train (1 client, " in str(parts)
+    assert "see summary('train')). Data that are made with test=0 are judged as a whole." in str(parts)
+    assert "most frequent class of the split train of these data" in str(parts)
+    whole = eq.evaluate(model, eq.data.from_frame(rows, **part, schema=schema, test=0)).summary()
+    assert whole.who == "2 clients"
+    assert "Clients count by their examples.\n" in f"{whole}\n"
+    assert "Not in these figures" not in str(whole)
 
 
 def test_other_data_loss_and_error(ragged):
@@ -43,12 +61,12 @@ def test_other_data_loss_and_error(ragged):
     assert not found.error_is_loss
 
 
-def test_a_set_of_clients_is_judged_as_unseen_clients(ragged, tmp_path):
+def test_a_set_of_clients_is_judged_as_test_clients(ragged, tmp_path):
     clients = make_clients([5, 9], seed=7, prefix="new")
     found = eq.evaluate(eq.models.Softmax(4, 3), clients, name="mine")
     assert set(found.clients.split) == {"test"}
     assert not bool(found.clients.seen.any())
-    assert "mine: 2 unseen test clients" in str(found)
+    assert "mine: 2 test clients" in str(found)
     page = found.report(tmp_path / "page.html").read_text()
     assert "without training" in page
 

@@ -67,6 +67,18 @@ def test_the_table_of_a_comparison_under_attack():
     assert_shown(pasted("howto/report.md", "0-1 error over"), names["under_attack"].summary())
 
 
+def test_the_errors_of_groups_of_rows(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    blocks = site_checks.executed_blocks((ROOT / "docs" / "howto" / "results.md").read_text(encoding="utf-8"))
+    names: dict[str, object] = {"eq": eq}
+    first = next(n for n, block in enumerate(blocks) if "adult-by-country.csv" in block)
+    for block in blocks[first : first + 3]:
+        exec(compile(block, "results.md", "exec"), names)  # noqa: S102
+    printed = capsys.readouterr().out
+    assert_shown(pasted("howto/results.md", "           wrong"), printed)
+    assert_shown(pasted("howto/results.md", "Female ["), printed)
+
+
 def test_the_log_of_a_node(monkeypatch):
     """The lines of the guide are those that the filter puts in the place of Flower's."""
     pytest.importorskip("flwr")

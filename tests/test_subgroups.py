@@ -231,3 +231,13 @@ def test_columns_of_a_table_are_attributes(tmp_path):
         eq.data.from_frame(frame, **{**options, "attributes": ["y"]})
     with pytest.raises(InvalidParameter, match="attributes must be a list"):
         eq.data.from_frame(frame, **{**options, "attributes": "region"})
+
+
+def test_both_refusals_of_a_property_of_rows_point_to_groups_of_rows():
+    rows = {"site": ["a", "a", "b", "b"], "sex": ["f", "m", "f", "m"], "age": [1, 2, 3, 4], "ill": ["no", "yes", "no", "yes"]}
+    with pytest.raises(InvalidData, match='men and women, see "Groups of rows"'):
+        eq.data.from_frame(rows, client="site", target="ill", attributes=["sex"], test=0)
+    data = eq.data.from_frame(rows, client="site", target="ill", test=0)
+    found = eq.evaluate(eq.models.Tabular(data.schema), data)
+    with pytest.raises(InvalidParameter, match='men and women within a client: see "Groups of rows"'):
+        found.subgroups("sex")

@@ -30,7 +30,7 @@ from equipoise.metrics import (
     summarise,
     summarise_metric,
 )
-from equipoise.picked_clients import beyond_chance_words, picked_words
+from equipoise.picked_clients import picked_lines
 from equipoise.subgroups import NO_VALUE, Subgroup, subgroups_of
 from equipoise.types import Engine
 
@@ -295,10 +295,16 @@ class ClientTable:
         examples. `error_low` and `error_high` are the 95 % interval of a client's error. It covers the choice of the
         client's examples, taken as independent draws, and not the seed of training. If the error is a share of wrong
         examples, it is the interval of Clopper and Pearson. If the targets are numbers, it is Student's t interval with
-        Hall's correction for skewness, and NaN for clients with fewer than 20 examples. Clients with own models,
-        federations, protected runs and data in stores have no such interval. No interval allows for the choice of the worst
-        of many clients. `str()` of the list is a table; below it stands whether all clients differ beyond chance, where each
-        row is right or wrong and a shared model is judged on test or validation rows.
+        Hall's correction for skewness, and NaN for clients with fewer than 20 examples; clients with own models,
+        federations, protected runs and data in stores have no interval of this second kind. Secure sums have none at all.
+
+        If clients have models of their own, `error` of a row is that of the shared model, as in the table of clients;
+        `served_error` is that of the model that the client is served, and its interval is `served_error_low` and
+        `served_error_high`.
+
+        No interval allows for the choice of the worst of many clients. `str()` of the list is a table, where the error of
+        own models is called "own error". Below it stands whether all clients differ beyond chance, where each row is right or
+        wrong and a shared model is judged on test or validation rows.
         """
         require_integer("at_least", at_least, 0)
         rows = self.benign
@@ -311,16 +317,17 @@ class ClientTable:
         found.at_least, found.among = at_least, rows
         ends = None if judged else rows.number_intervals
         found.by_spread = ends is not None
+        found.has_own = self.has_own
         found.own_models = not judged and self.error_deviation is not None and rows.has_own
+        found.served = name = "error" if rows.personal_error is None else "served_error"
         for k, row in zip(order, found, strict=True):
-            if rows.personal_error is not None:
-                row["served_error"] = errors[k]
+            row[name] = errors[k]
             if judged:
                 size = int(rows.size[k])
                 between = share_interval(round(errors[k] * size), size)
-                row["error_low"], row["error_high"] = between.low, between.high
+                row[f"{name}_low"], row[f"{name}_high"] = between.low, between.high
             elif ends is not None:
-                row["error_low"], row["error_high"] = (float(end[k]) for end in ends)
+                row[f"{name}_low"], row[f"{name}_high"] = (float(end[k]) for end in ends)
         return found
 
     def to_parquet(self, path: str | Path, **constants: str | int) -> Path:
@@ -382,36 +389,35 @@ class WorstClients(list[dict[str, object]]):
     at_least = 0  # examples of every client
     among: ClientTable | None = None  # the rows that these are picked from
     by_spread = False  # whether intervals are by the spread of a client's errors, which are numbers
+    served = "error"  # the field of the error that they are sorted by
+    has_own = False  # whether clients have models of their own
     own_models = False  # whether there are no intervals because clients have models of their own
 
     def __str__(self) -> str:
         if not self:
             return f"No client has {self.at_least} examples or more."
-        heads = ["client", "split", "size", "error", *(["95 % interval"] if "error_low" in self[0] else [])]
+        low, high, named = f"{self.served}_low", f"{self.served}_high", "own error" if self.has_own else "error"
+        heads = ["client", "split", "size", named, *(["95 % interval"] if low in self[0] else [])]
         trivial = "trivial_error" in self[0]
         heads += ["trivial error"] * trivial
         lines = [heads]
         for row in self:
-            cells = [str(row["client"]), str(row["split"]), str(row["size"]), f"{row.get('served_error', row['error']):z.3f}"]
-            between = f"{row['error_low']:.3f} to {row['error_high']:.3f}" if "error_low" in row else ""
+            cells = [str(row["client"]), str(row["split"]), str(row["size"]), f"{row[self.served]:z.3f}"]
+            between = f"{row[low]:.3f} to {row[high]:.3f}" if low in row else ""
             cells += ["–" if "nan" in between else between] if between else []
             lines.append([*cells, *([f"{row['trivial_error']:z.3f}"] if trivial else [])])
         widths = [max(len(line[j]) for line in lines) for j in range(len(heads))]
         table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
         table.append("size: the client's examples in this split.")
-        if "error_low" in self[0]:
+        if self.has_own:
+            table.append("own error: of the model that the client is served, its own if it has one.")
+        if low in self[0]:
             how = "Student, corrected for skewness; from 20 examples on" if self.by_spread else "Clopper and Pearson"
             table.append(f"The interval ({how}) covers the choice of the client's examples, and not the seed.")
         elif self.own_models:
             table.append("No intervals: the errors of clients' own models on single examples are not kept.")
         if self.among is not None:
-            if trivial:
-                table.append(
-                    f"trivial error: of the same answer for every example, the {self.among.trivial_answer} of training."
-                )
-            what = "clients" if len(set(self.among.split)) == 1 else "rows of clients"
-            picked = picked_words(len(self), len(self.among), intervals="error_low" in self[0], what=what)
-            table += filter(None, (picked, beyond_chance_words(self.among)))
+            table += picked_lines(len(self), self.among, intervals=low in self[0])
         return "\n".join(table)
 
 

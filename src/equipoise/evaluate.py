@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -21,6 +21,7 @@ from equipoise.data.federated_data import FederatedData
 from equipoise.errors import EquipoiseNotice, InvalidParameter, require
 from equipoise.observers import Evaluation, History
 from equipoise.run_record import NoTraining, RunRecord
+from equipoise.run_summary import RunSummary
 from equipoise.runs.error_spread import with_error_spread
 from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, sample_sizes
 from equipoise.runs.setup import EngineChoice, choose_engine, refuse_swapped, try_metrics
@@ -41,6 +42,16 @@ class EvaluatedModel(RunRecord):
     ('untrained', 12, 0)
     """
 
+    def summary(self, split: str | None = None, *, at_least: int = 0) -> RunSummary:
+        """As of a run, with a sentence on splits of the data that are in no figure.
+
+        No clients are called unseen: which examples the model was trained on is not known.
+        """
+        judged, table = split or self.judged_on, self.clients
+        apart = {each: table.where(each) for each in dict.fromkeys(table.split) if each != judged}
+        counts = {each: (len(rows), int(rows.size.sum())) for each, rows in apart.items()}
+        return replace(super().summary(split, at_least=at_least), apart=counts)
+
     def __repr__(self) -> str:
         return f"EvaluatedModel({self.name!r} on {self.data!r})\n{self.summary()}"
 
@@ -58,9 +69,11 @@ def evaluate(
 ) -> EvaluatedModel:
     """The client table of any model on any data: loss, error and metrics of every client of every split. Source: ours.
 
-    On the data of the run that trained the model, the table equals the run's own. `data` may be a ClientSet, whose clients are
-    then the split "test". The options are those of `train`, with the same refusals. Nothing is trained, and the
-    model is not changed. In the result `clients` is the table, `summary()` its figures and `report(path)` a page about it.
+    On the data of the run that trained the model, the table equals the run's own. The summary is about one split of the data,
+    the test clients if there are any, and names the others. To judge all rows of a table together, make the data with
+    `test=0`. `data` may also be a ClientSet, whose clients are then the split "test". The options are those of `train`,
+    with the same refusals. Nothing is trained, and the model is not changed. In the result `clients` is the table,
+    `summary()` its figures and `report(path)` a page about it.
 
     >>> import equipoise as eq
     >>> data = eq.data.label_shift(train_clients=5, validation_clients=0, test_clients=3, examples=20)

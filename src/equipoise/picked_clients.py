@@ -36,6 +36,15 @@ def picked_words(shown: int, among: int, *, intervals: bool, what: str = "client
     return f"{who} {worst} of {among:,} {what}. Part of that is chance: expect {they} nearer to the others on new rows.{ends}"
 
 
+def picked_lines(shown: int, rows: ClientTable, *, intervals: bool) -> list[str]:
+    """Lines below a list of the `shown` worst of `rows`: on the trivial error, on the choice, and on what chance does."""
+    answer = f"trivial error: of the same answer for every example, the {rows.trivial_answer} of training."
+    what = "clients" if len(set(rows.split)) == 1 else "rows of clients"
+    picked = picked_words(shown, len(rows), intervals=intervals, what=what)
+    said = (answer if rows.trivial_error is not None else "", picked, beyond_chance_words(rows))
+    return [text for text in said if text]
+
+
 def beyond_chance_words(rows: ClientTable) -> str:
     """Sentences on whether the errors of clients lie further apart than chance puts them; empty where that is not known.
 

@@ -109,8 +109,9 @@ class RunRecord:
         answered, weights = benign.trivial_error, weights_in_means(benign, split)
         trivial = None if answered is None else summarise(answered, benign.size, weights)
         attacked = attack_words([self])
+        unseen = not isinstance(self.algorithm, NoTraining) and not bool(rows.seen.any())
         return RunSummary(
-            self.name, split, not bool(rows.seen.any()), figures["error"], figures["loss"], figures.get("shared_error"),
+            self.name, split, unseen, figures["error"], figures["loss"], figures.get("shared_error"),
             len(rows) - len(benign), sample, {} if sample is None else rows.intervals(split),
             {name: figures[name] for name in rows.metrics}, tuple(rows.personal_metrics), self.error_name, self.target,
             trivial, rows.trivial_answer, tuple(subgroup_lines({self.name: [judged]})), self.at_least,

@@ -52,18 +52,21 @@ class RunSummary:
     private: bool = False  # whether the run protects single clients
     noise: str = ""  # sentences on a private model that is mostly noise; empty if it is not
     own_worse: str = ""  # a sentence on clients whose own model is worse than the shared one; empty if there are none
+    apart: Mapping[str, tuple[int, int]] | None = None  # of `evaluate`: clients and examples of the other splits, by name
 
     @property
     def who(self) -> str:
         """The clients in words."""
-        kind = f"{'unseen ' if self.unseen else ''}{'benign ' if self.malicious else ''}{self.split}"
+        split = "" if self.apart == {} and self.split == "train" else self.split  # of all data that `evaluate` got
+        kind = f"{'unseen ' if self.unseen else ''}{'benign ' if self.malicious else ''}{split}".strip()
         large = f" with {self.at_least} examples or more" if self.at_least else ""
         if self.sampled is None:
-            return f"{counted(self.error.clients, f'{kind} client')}{large}"
+            return f"{counted(self.error.clients, f'{kind} client'.strip())}{large}"
         evaluated, every = self.sampled
         if self.error.clients == evaluated:
-            return f"{evaluated:,} of {every:,} {kind} clients, drawn at random"
-        return f"{self.error.clients:,} {kind} clients{large}, among {evaluated:,} of {every:,} drawn at random"
+            return f"{evaluated:,} of {every:,} {f'{kind} clients'.strip()}, drawn at random"
+        large = f"{f'{kind} clients'.strip()}{large}"
+        return f"{self.error.clients:,} {large}, among {evaluated:,} of {every:,} drawn at random"
 
     def _heading(self, metric: str) -> str:
         """The heading of a metric: whose model it is of, where clients are served their own."""
@@ -97,11 +100,12 @@ class RunSummary:
         ]
         measured = [f"error: {meant}." for meant in [self._measured] if meant]
         if trivial:
-            measured.append(f"trivial error: the same answer for every example, the {self.trivial_answer} of training.")
+            of = "training" if self.apart is None else "the split train of these data"
+            measured.append(f"trivial error: the same answer for every example, the {self.trivial_answer} of {of}.")
             measured += filter(None, [trivial_doubt(self.trivial_answer, self.error_name), self._no_better_than_trivial])
         elif self.private:
             measured.append(NO_TRIVIAL.format(answer=_ANSWERS.get(self.error_name, "mean of the targets")))
-        said = (self.noise, self.own_worse, self.attack, self.absent, self.small_clients, self.few_clients)
+        said = (self._apart_words, self.noise, self.own_worse, self.attack, self.absent, self.small_clients, self.few_clients)
         few = [text for text in said if text]
         return "\n".join([*(line.rstrip() for line in lines), *measured, *few, *metric_words(self.metrics), *self.subgroups])
 
@@ -118,6 +122,20 @@ class RunSummary:
         figures |= {"mean": self.error.mean, "trivial_mean": self.trivial_error.mean}
         row = {key: Spread(value, 0.0) for key, value in figures.items()}
         return trivial_sentence(row, ValueFormat(percent=False, decimals=4), self.trivial_answer)
+
+    @property
+    def _apart_words(self) -> str:
+        """Which splits of the data that `evaluate` got are in no figure, and how the clients of "train" count; or empty."""
+        if self.apart is None:
+            return ""
+        weighted = "Clients count by their examples. " if self.split == "train" and self.error.clients > 1 else ""
+        others = [
+            f"{split} ({counted(clients, 'client')}, {counted(examples, 'example')}; see summary({split!r}))"
+            for split, (clients, examples) in self.apart.items()
+        ]
+        if not others:
+            return weighted.strip()
+        return f"{weighted}Not in these figures: {', '.join(others)}. Data that are made with test=0 are judged as a whole."
 
     @property
     def _measured(self) -> str:

@@ -106,7 +106,8 @@ def subgroups_of(table: ClientTable, attribute: str, split: str) -> list[Subgrou
     """The subgroups of an attribute among the benign clients of a split, by falling mean error."""
     if attribute not in table.attributes:
         known = ", ".join(table.attributes) or "none: give them by data.with_attributes({…})"
-        raise InvalidParameter("attribute", f"must be one of {known}", attribute)
+        fix = 'Groups of rows, such as men and women within a client: see "Groups of rows" in the how-to guide on results.'
+        raise InvalidParameter("attribute", f"must be one of {known}", attribute, fix)
     rows = table.where(split).benign
     error, sizes = rows.served_error.double(), rows.size.double() if split == "train" else None
     values = rows.attributes[attribute]

@@ -302,14 +302,14 @@ eq.data.csv(sys.argv[1], client="hospital", target="ill", test=0.0)
         (lambda: load(split_by="rows"), 'split_by must be "clients" or "examples"'),
         (lambda: load(PANDAS.assign(p="train"), split="p", split_by="rows", test=0.2), 'split_by must be "clients" or'),
         (lambda: load(split="age", test=0.5), "validation, test must be left out where split='age' names the parts"),
-        (lambda: load(schema=load().schema, columns=["age"]), "columns must be left out where a schema is given"),
-        (lambda: load(schema=load().schema, one_hot=3), "one_hot must be left out where a schema is given"),
+        (lambda: load(schema=load().schema, columns=["age"]), "columns must not be given together with schema, but is"),
+        (lambda: load(schema=load().schema, one_hot=3), "one_hot must not be given together with schema"),
         (lambda: load(schema=load().schema, target="ward"), "target must be that of the schema, 'ill'"),
         (lambda: load(schema={"age": 1}), "schema must be a Schema"),
         (lambda: load([1, 2]), "frame must be a pandas, Polars or Arrow table, but is 'list'"),
         (lambda: load(np.zeros((3, 2))), "Arrays: data.from_arrays"),
         (lambda: load(pl.from_pandas(PANDAS).lazy()), "A lazy table: give frame.collect()"),
-        (lambda: load("patients.csv"), "A file: read it first, by data.csv"),
+        (lambda: load("patients.csv"), "A file: data.csv and data.parquet take its path"),
     ],
 )
 def test_wrong_parameters_are_named(make, words):

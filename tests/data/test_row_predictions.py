@@ -266,6 +266,9 @@ def test_a_schema_remembers_how_its_file_was_read(shops):
     told = data.schema.predict(result.model, NEW.assign(town=["03", "04"]))  # as a CSV file has them
     for path in ("new.csv", shops / "new.csv"):  # a path is read by these options, too
         assert data.schema.predict(result.model, path).to_pandas().equals(told.reset_index(drop=True))
+        torch.testing.assert_close(data.schema.transform(path), data.schema.transform(NEW.assign(town=["03", "04"])))
+    with pytest.raises(eq.errors.InvalidParameter, match=r"Its rows are encoded already.*data\.train\.x"):
+        data.schema.transform(data)
     result.save("saved")
     assert eq.data.Schema.load("saved/schema.json").reading == data.schema.reading
     done = call("predict", "saved", "new.csv", "--out", "out.csv")
@@ -279,6 +282,20 @@ def test_a_schema_remembers_how_its_file_was_read(shops):
     (shops / "shops.csv").rename("folder/1.csv")
     eq.data.write_table_store("folder", "b.store", delimiter=";", decimal=",", missing=["?"], **options)
     assert eq.data.open_store("b.store").schema.reading == data.schema.reading
+
+
+def test_advice_on_a_file_that_cannot_be_read_is_for_the_shell(shops):
+    (shops / "run.toml").write_text(CONFIG)
+    done = call("run", "run.toml", "--out", "mine")
+    assert done.exit_code == 0, done.output
+    (shops / "comma.csv").write_text("price,town\n10.5,03\n")
+    (shops / "tab.csv").write_text("price\ttown\n10.5\t03\n")
+    (shops / "latin.csv").write_bytes("price;town\n10,5;Zürich\n".encode("latin-1"))
+    for name, setting in (("comma", "delimiter=,"), ("tab", r"""'delimiter="\t"'"""), ("latin", "encoding=latin-1")):
+        refused = " ".join(call("predict", "mine", f"{name}.csv").stderr.split())
+        assert f"On the command line: --set {setting}." in refused, refused
+        again = call("predict", "mine", f"{name}.csv", "--set", setting.strip("'"), "--set", f"decimal={',.'[name != 'latin']}")
+        assert again.exit_code == 0, again.output
 
 
 def test_how_a_file_was_read_is_no_part_of_what_a_schema_computes():

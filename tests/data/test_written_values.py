@@ -91,6 +91,25 @@ def test_messages_name_the_options_that_are_missing_and_no_others(tmp_path):
     assert 'Give date_format="%d.%m.%Y"' in message(path, kinds={"day": "date"})
 
 
+def test_a_format_that_reads_no_column_of_dates_is_refused(tmp_path):
+    some = [f"{1 + row % 28:02d}.03.2025" for row in range(COUNT)]  # 28 texts, each several times: no identifier
+    path = written(tmp_path, days="%w", extra={"born": some}.items())
+    told = message(path, date_format="%d/%m/%Y")
+    assert "column 'born' is not read by date_format='%d/%m/%Y'. All look like dates; row 0 (counted from 0; line 2" in told
+    assert "If they are categories: kinds={'born': 'category'}." in told
+    assert 'Give date_format="%d.%m.%Y"' in told
+    assert load(path, date_format="%d/%m/%Y", kinds={"born": "category"}).schema.columns[2].kind == "category"
+    assert load(path, date_format="%d.%m.%Y").schema.columns[2].kind == "date"
+    with pytest.warns(eq.errors.EquipoiseNotice, match=r"Give date_format="):  # no format was given
+        load(path)
+    path = written(tmp_path, days="%d/%m/%Y", extra={"born": some}.items())
+    with pytest.warns(eq.errors.EquipoiseNotice, match=r"'born' is read as text"):  # the format reads another column
+        assert load(path, date_format="%d/%m/%Y").schema.columns[1].kind == "date"
+    path = written(tmp_path, days="%w", extra={"born": [*some[:-1], "unknown"]}.items())
+    with pytest.warns(eq.errors.EquipoiseNotice, match=r"Nearly all are dates, but .*'unknown'"):  # the format is right
+        load(path, date_format="%d.%m.%Y")
+
+
 def test_both_meanings_of_one_comma_are_named(tmp_path):
     path = written(tmp_path, extra={"weight": [f"{1 + row},{row:03d}" for row in range(COUNT)]}.items())
     assert 'Give decimal=",", or thousands=",", whichever is meant.' in message(path)

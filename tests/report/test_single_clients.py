@@ -122,3 +122,22 @@ def test_the_console_shows_differences_in_percent(trained):  # noqa: F811
     assert lines[0].startswith("Paired differences of the 90th percentile from FedAvg")
     assert "−5.0 ± 1.0  −7.5 to −2.5" in lines[2]
     assert difference_lines(made_of(trained, {"FedAvg": FEDAVG}).all_results) == []
+
+
+def test_the_worst_clients_with_own_models_have_one_error_under_one_name():
+    shared = table([0.2, 0.4], [10, 10])
+    own = replace(
+        shared, personal_error=torch.tensor([0.9, float("nan")], dtype=torch.float64), personal_loss=torch.ones(2).double()
+    )
+    found = own.worst(2)
+    # The first client is wrong on 9 of 10 by its own model; the second one has none, and is served the shared one.
+    assert [row["served_error"] for row in found] == pytest.approx([0.9, 0.4])
+    assert [row["error"] for row in found] == pytest.approx([0.2, 0.4])
+    for row, wrong in zip(found, (9, 4), strict=True):
+        between = share_interval(wrong, 10)
+        assert (row["served_error_low"], row["served_error_high"]) == (between.low, between.high)
+        assert "error_low" not in row
+    assert str(found).splitlines()[0].split() == ["client", "split", "size", "own", "error", "95", "%", "interval"]
+    assert "0.900" in str(found).splitlines()[1]
+    assert "own error: of the model that the client is served, its own if it has one." in str(found)
+    assert "own error" not in str(shared.worst(2))

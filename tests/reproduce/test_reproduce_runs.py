@@ -305,6 +305,8 @@ def test_missing_files_are_named_alone(files, tmp_path):
         sources.require_files("x", (glove, FILES["shakespeare_roles.json.gz"], FILES["sent140"]), tmp_path)
     assert "glove6B_50d_subset.npz" in str(failure.value)
     sources.require_files("x", (glove,), files)
+    with pytest.raises(InvalidData, match=r"-k 100 .*\(the papers count 3,460 .*results are of 359 writers"):
+        sources.require_files("emnist-linear", EXPERIMENTS["emnist-linear"].needs, tmp_path)
     with pytest.raises(InvalidParameter, match="seeds"):
         run("emnist-linear", files, seeds=0)
 

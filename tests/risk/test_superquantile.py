@@ -175,6 +175,7 @@ def test_mixture_is_the_same_combination_of_values_and_weights():
     [
         ({"tail": 0.0}, "tail must lie in (0, 1], but is 0.0"),
         ({"tail": 1.5}, "tail must lie in (0, 1], but is 1.5"),
+        ({"tail": 50}, 'a share of the training examples, or of the clients with weights="uniform": 0.5 is the worse half'),
         ({"tail": float("nan")}, "tail must lie in"),
         ({"tail": "half"}, "tail must lie in"),
         ({"rule": "soft"}, 'rule must be "exact"'),

@@ -116,11 +116,12 @@ def cures_for_shell() -> Iterator[None]:
 
 
 def _for_shell(message: object) -> str:
-    """The message, with its advice on kinds and on reading numbers and dates in the form of options."""
+    """The message, with its advice on kinds and on how to read a file in the form of options."""
     kinds = re.compile(r"kinds=(\{.*?: '(?:number|boolean|category|date|left out)'\})")
     reading = re.compile(r'(?:(?:, )?(?:decimal|thousands|date_format)="[^"]+")+')
     by_column = re.compile(r'decimal=\{"([^"]+)": "([.,])"\}')
-    patterns = (kinds, reading, by_column)
+    written = re.compile(r"""(delimiter|encoding)=('[^']+'|"[^"]+")""")
+    patterns = (kinds, reading, by_column, written)
     found = sorted((match for each in patterns for match in each.finditer(str(message))), key=lambda match: match.start())
     cures = []
     for match in found:
@@ -129,6 +130,9 @@ def _for_shell(message: object) -> str:
             cures.append(" ".join(_option(*pair) for pair in pairs))
         elif match.re is by_column:
             cures.append(f"--set {shlex.quote(f'decimal.{match[1]}={match[2]}')}")
+        elif match.re is written:
+            value = ast.literal_eval(match[2])
+            cures.append(f"--set {shlex.quote(f'{match[1]}={json.dumps(value) if value.isspace() else value}')}")
         else:
             named = re.findall(r'(\w+)="([^"]+)"', match[0])
             cures.append(" ".join(f"--set {shlex.quote('='.join(pair))}" for pair in named))

@@ -142,11 +142,13 @@ def _from_other(frame: Any, source: str) -> Any:
                     f"{prefix(source)}column {name!r} holds {of}, which cannot be read: {first_line(failure)}. Cast it: "
                     f"frame.with_columns(pl.col({name!r}).cast(pl.Float64)) for numbers, cast(pl.String) for ids."
                 ) from failure
-    raise InvalidParameter(
-        "frame", "must be a pandas, Polars or Arrow table", type(frame).__name__,
+    fix = (
         f"It said: {first_line(failures[0])}. A lazy table: give frame.collect(). Arrays: data.from_arrays(x, y, client). "
-        "A file: read it first, by data.csv, data.parquet or pandas.read_csv.",
-    ) from failures[0]  # fmt: skip
+        "A file: data.csv and data.parquet take its path; else pandas.read_csv makes a table of it."
+    )
+    if type(frame).__name__ in ("FederatedData", "ClientSet"):
+        fix = "Its rows are encoded already: they are the x of a split, e.g. data.train.x."
+    raise InvalidParameter("frame", "must be a pandas, Polars or Arrow table", type(frame).__name__, fix) from failures[0]
 
 
 def _by_interchange(frame: Any) -> Any:

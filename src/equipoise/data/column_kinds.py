@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.data.table_column import PLAIN, Kind, TableColumn, shown_names
-from equipoise.data.written_values import number_of_text, reading_advice
+from equipoise.data.written_values import is_date, number_of_text, reading_advice
 from equipoise.errors import InvalidData, InvalidParameter, notify, require
 
 _NUMBER = re.compile(r"[-+−]?[$€£]?\s?(\d+|\d{1,3}([,.' ]\d{3})+)?([.,]?\d+)([eE][-+]?\d+)?\s?[%$€£]?")  # as people write it
@@ -37,8 +37,12 @@ def checked_kinds(kinds: Any, inputs: list[str]) -> Mapping[str, Any]:
     return dict(kinds)
 
 
-def usual_kind(column: TableColumn) -> Kind:
-    """The kind by the column's type. Text that differs almost everywhere is refused; a notice tells of numbers as text."""
+def usual_kind(column: TableColumn, unread: list[tuple[str, InvalidData]]) -> Kind:
+    """The kind by the column's type. Text that differs almost everywhere is refused; a notice tells of numbers as text.
+
+    If it holds dates that the `date_format` of its CSV file does not read, there is no notice: its text is added to `unread`,
+    with the refusal of the column if that format reads no other one, either.
+    """
     kind = column.type_kind
     if kind == "category":
         codes, names = column.names()
@@ -49,11 +53,22 @@ def usual_kind(column: TableColumn) -> Kind:
             cure = f"{hint} Or l{out}." if hint else free
             raise InvalidData(f"{column} holds {len(names)} different texts in {len(codes)} rows. {cure}")
         if hint:
-            text = (
-                f"{column} is read as text, of {len(names)} categories. {hint} If they are categories: kinds={{{column.name!r}:"
+            cure = f"{hint} If they are categories: kinds={{{column.name!r}: 'category'}}."
+            text, given = (
+                f"{column} is read as text, of {len(names)} categories. {cure}",
+                (column.spelling or {}).get("date_format"),
             )
-            notify(f"{text} 'category'}}.")
+            if given and _are_other_dates(names, given):
+                unread.append((text, InvalidData(f"{column} is not read by date_format={given!r}. {cure}")))
+            else:
+                notify(text)
     return kind or "category"
+
+
+def _are_other_dates(names: list[str], date_format: str) -> bool:
+    """Whether nearly all texts look like dates, as people write them, and the format does not read nearly all of these."""
+    dates = [name.strip() for name in names if _DATE.fullmatch(name.strip())]
+    return len(dates) >= 0.9 * len(names) and sum(is_date(each, date_format) for each in dates) < 0.9 * len(dates)
 
 
 def misread_text(column: TableColumn, codes: NDArray[np.int64], names: list[str], say: Callable[[str], str]) -> str:

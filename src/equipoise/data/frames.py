@@ -268,7 +268,8 @@ def _attributes(
             raise InvalidData(
                 f"{column}, an attribute, holds {here}, but {there}, "
                 f"and both rows are of client {ids[which[row]]!r}. An attribute has one value for each client. Repair it, or "
-                "leave it out of attributes."
+                'leave it out of attributes. To compare groups of rows, such as men and women, see "Groups of rows" in the '
+                "how-to guide on results."
             )
         found[name] = {client: texts[codes[k]] for client, k in zip(ids, first, strict=True) if codes[k] >= 0}
     return found
@@ -329,6 +330,7 @@ def given_schema(schema: Any, target: str, **fitting: Any) -> Schema:
     if not isinstance(schema, Schema):
         raise InvalidParameter("schema", "must be a Schema, or its JSON file", type(schema).__name__, "See data.Schema.load.")
     for parameter, value in fitting.items():
-        require(value is None, parameter, "must be left out where a schema is given, which says it", value)
+        fix = f"Remove {parameter} from the call: the schema decides this, as in training."
+        require(value is None, parameter, "must not be given together with schema", value, fix)
     require(schema.target.name == target, "target", f"must be that of the schema, {schema.target.name!r}", target)
     return schema

@@ -111,8 +111,11 @@ class Schema:
         odd: list[InvalidData] = []
         answer, check, refused = None, None, None
         answers = TableColumn.of(table, target, source, target=True)
+        unread: list[tuple[str, InvalidData]] = []  # columns of dates that the date_format of a CSV file does not read
+        dated = False  # whether it, or ISO 8601, reads another column
         try:
             answer = TargetRule.fit(answers, training, target_kind, classes)
+            dated = answers.type_kind == "date"
             check = AnswerCheck.of(answers, answer.kind, training)
         except InvalidData as failure:
             refused = failure
@@ -130,7 +133,8 @@ class Schema:
                 rules.append(ColumnRule(name, "number", "left out", note="the index of a saved table"))
                 continue
             try:
-                kind = asked.get(name) or usual_kind(column.as_dates())
+                dated |= column.type_kind == "date"
+                kind = asked.get(name) or usual_kind(column.as_dates(), unread)
                 if name not in asked:
                     tell_of_identifier(column)
                 if why := column.constant():
@@ -141,6 +145,11 @@ class Schema:
                         check.tell_of(column, kind)
             except InvalidData as failure:  # a user repairs all columns at once
                 odd.append(failure)
+        for text, refusal in unread:
+            if dated:
+                notify(text)
+            else:
+                odd.append(refusal)
         if constant:
             odd.append(_constant_columns(constant, source))
         _refuse_all([*odd, *([] if refused is None else [refused])], source)
@@ -167,8 +176,10 @@ class Schema:
         """The inputs of a table: floating numbers (N, F), or a dict of these and of "codes" (N, C) if there are any.
 
         The table needs the columns of the schema, in any order; others are ignored. A notice names categories that training
-        did not have. Of a piece of a larger table, `first` is the row where it begins, for errors.
+        did not have. `frame` may also be the path of a CSV or Parquet file. A CSV file is read with the options of the
+        training file. Of a piece of a larger table, `first` is the row where it begins, for errors.
         """
+        frame, source = self._opened(frame, source)
         inputs, unseen = self.inputs_of(frame, source, first)
         tell_of_unseen(unseen, source)
         return inputs
@@ -187,10 +198,14 @@ class Schema:
         >>> schema.predict(eq.models.Tabular(schema), {"age": [70]}).column_names
         ['no', 'yes']
         """
-        if isinstance(frame, str | os.PathLike):
-            source = str(frame) if source == "table" else source
-            frame = read_rows(frame, self, dict(self.reading))
+        frame, source = self._opened(frame, source)
         return table_like(frame, predicted_columns(model, self.transform(frame, source), self.target))
+
+    def _opened(self, frame: Any, source: str) -> tuple[Any, str]:
+        """The table that is given, or that of the file at a path, and what messages call it."""
+        if not isinstance(frame, str | os.PathLike):
+            return frame, source
+        return read_rows(frame, self, dict(self.reading)), str(frame) if source == "table" else source
 
     def inputs_of(self, frame: Any, source: str = "table", first: int = 0) -> tuple[Any, dict[str, set[str]]]:
         """The inputs of a table, as `transform` makes them, and by column the categories that training did not have."""

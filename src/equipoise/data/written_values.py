@@ -226,10 +226,11 @@ def _separators(texts: Sequence[str], given: Mapping[str, str]) -> list[str]:
 
 def _formats(texts: Sequence[str]) -> list[str]:
     """The formats under which all texts are dates."""
-    return [f"{day}{time}" for day in _DAYS for time in _TIMES if all(_fits(text, f"{day}{time}") for text in texts)]
+    return [f"{day}{time}" for day in _DAYS for time in _TIMES if all(is_date(text, f"{day}{time}") for text in texts)]
 
 
-def _fits(text: str, form: str) -> bool:
+def is_date(text: str, form: str) -> bool:
+    """Whether a text is a date in a format of strptime."""
     try:
         datetime.strptime(text, form)
     except ValueError:

@@ -118,7 +118,8 @@ def synthetic_with_sizes_of_table_4_4(
     """Synthetic(β, β) of `equipoise.data.synthetic` with ⌊exp(N(4, 1²))⌋ + 50 examples per client.
 
     Table 4.4 of the thesis has 12,697 examples for 100 clients with standard deviation 73. The published generator of
-    "Synthetic" draws sizes ⌊exp(N(4, 2²))⌋ + 50, ten times as spread out; the one beside it, of the hybrid data, draws these.
+    "Synthetic" draws sizes ⌊exp(N(4, 2²))⌋ + 50, about nine times as spread out (the median standard deviation of 100 sizes is
+    970, and 104 here); the one beside it, of the hybrid data, draws these.
     (α only adds the same number to the score of every class, so labels do not depend on it.) With `iid=True` all clients have
     one W and b, and x ~ N(0, 1) in every feature, as the text above Table 4.10 says.
     """

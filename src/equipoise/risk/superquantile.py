@@ -211,7 +211,8 @@ class Superquantile:
     client_form: ClassVar[str] = "filter"
 
     def __post_init__(self) -> None:
-        require_number("tail", self.tail, "(0, 1]", "0.5 trains on the worse half of the clients; 1.0 is FedAvg.")
+        fix = 'It is a share of the training examples, or of the clients with weights="uniform": 0.5 is the worse half.'
+        require_number("tail", self.tail, "(0, 1]", fix)
         require(self.rule in (None, "exact", "threshold"), "rule", 'must be "exact", "threshold" or None', self.rule)
         require(self.smoothing in (None, "kl", "huber"), "smoothing", 'must be None, "kl" or "huber"', self.smoothing)
         if self.smoothing is None:
