@@ -30,6 +30,7 @@ from equipoise.metrics import (
     summarise,
     summarise_metric,
 )
+from equipoise.picked_clients import picked_lines
 from equipoise.subgroups import NO_VALUE, Subgroup, subgroups_of
 from equipoise.types import Engine
 
@@ -299,7 +300,11 @@ class ClientTable:
 
         If clients have models of their own, `error` of a row is that of the shared model, as in the table of clients;
         `served_error` is that of the model that the client is served, and its interval is `served_error_low` and
-        `served_error_high`. `str()` of the list is a table, where this error is called "own error".
+        `served_error_high`.
+
+        No interval allows for the choice of the worst of many clients. `str()` of the list is a table, where the error of
+        own models is called "own error". Below it stands whether all clients differ beyond chance, where each row is right or
+        wrong and a shared model is judged on test or validation rows.
         """
         require_integer("at_least", at_least, 0)
         rows = self.benign
@@ -309,7 +314,7 @@ class ClientTable:
         pairs = list(zip(errors, rows.served_loss.tolist(), strict=True))
         order = sorted(range(len(rows)), key=pairs.__getitem__, reverse=True)[:count]
         found = WorstClients(rows.take(torch.tensor(order, dtype=torch.int64)))
-        found.at_least = at_least
+        found.at_least, found.among = at_least, rows
         ends = None if judged else rows.number_intervals
         found.by_spread = ends is not None
         found.has_own = self.has_own
@@ -382,6 +387,7 @@ class WorstClients(list[dict[str, object]]):
     """Rows of clients, worst first. `str()` is a table with the interval of each client's error, where it has one."""
 
     at_least = 0  # examples of every client
+    among: ClientTable | None = None  # the rows that these are picked from
     by_spread = False  # whether intervals are by the spread of a client's errors, which are numbers
     served = "error"  # the field of the error that they are sorted by
     has_own = False  # whether clients have models of their own
@@ -392,11 +398,14 @@ class WorstClients(list[dict[str, object]]):
             return f"No client has {self.at_least} examples or more."
         low, high, named = f"{self.served}_low", f"{self.served}_high", "own error" if self.has_own else "error"
         heads = ["client", "split", "size", named, *(["95 % interval"] if low in self[0] else [])]
+        trivial = "trivial_error" in self[0]
+        heads += ["trivial error"] * trivial
         lines = [heads]
         for row in self:
             cells = [str(row["client"]), str(row["split"]), str(row["size"]), f"{row[self.served]:z.3f}"]
             between = f"{row[low]:.3f} to {row[high]:.3f}" if low in row else ""
-            lines.append([*cells, *(["–" if "nan" in between else between] if between else [])])
+            cells += ["–" if "nan" in between else between] if between else []
+            lines.append([*cells, *([f"{row['trivial_error']:z.3f}"] if trivial else [])])
         widths = [max(len(line[j]) for line in lines) for j in range(len(heads))]
         table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
         table.append("size: the client's examples in this split.")
@@ -407,6 +416,8 @@ class WorstClients(list[dict[str, object]]):
             table.append(f"The interval ({how}) covers the choice of the client's examples, and not the seed.")
         elif self.own_models:
             table.append("No intervals: the errors of clients' own models on single examples are not kept.")
+        if self.among is not None:
+            table += picked_lines(len(self), self.among, intervals=low in self[0])
         return "\n".join(table)
 
 

@@ -217,13 +217,17 @@ class Comparison:
         return "\n".join(lines)
 
     def _difference_lines(self) -> list[str]:
-        """The paired differences of the 90th percentile from the first method; none for one method, or one seed."""
+        """The paired differences of the 90th percentile from the first method, and verdicts on the mean and the worst 10 %.
+
+        None for one method, or one seed.
+        """
         first, *others = self.results.values()
         clients = first[0].clients.where(first[0].judged_on)
         if not others or len(first) < 2 or clients.clients_in_mean is not None:
             return []
         said = contradictions_of(self.results, next(iter(self.results)))
-        return ["", *self.differences().short(), *([said] if said else [])]
+        beside = [self.differences(figure=figure) for figure in ("mean", "worst_10")]
+        return ["", *self.differences().short(others=beside), *([said] if said else [])]
 
     def __repr__(self) -> str:
         return f"Comparison({counted(len(self.results), 'method')})\n{self.summary()}"

@@ -116,7 +116,7 @@ def test_too_few_seeds_are_undecided_and_so_are_equal_runs(trained, tmp_path):
     for text in (three.summary(), three.to_latex(baseline="FedAvg"), three.to_markdown(baseline="FedAvg")):
         assert said in text
         assert "0.000 to 0.000" not in text
-    assert Page(three.report(tmp_path / "r.html")).rows["table-differences"][1][-1] == said
+    assert all(cell.endswith(said) for cell in Page(three.report(tmp_path / "r.html")).rows["table-differences"][1][1:4])
     assert two.differences()["tail"].interval.low == -math.inf
     assert "An interval needs 3 seeds." in two.summary()
     assert paired("a", {0: 1.0, 5: 2.0}, {0: 1.0 + 1e-15, 1: 3.0}).values == (0.0,)  # rounding, and one seed in common
@@ -131,7 +131,7 @@ def test_the_same_difference_in_all_seeds_is_undecided(trained, tmp_path):
     assert "undecided (no spread between seeds)" in made.summary()
     assert "undecided (no spread between seeds)" in made.to_latex(figures="percentile_90", baseline="FedAvg")
     page = Page(made.report(tmp_path / "r.html"))
-    assert page.rows["table-differences"][1][-1] == "undecided (no spread between seeds)"
+    assert page.rows["table-differences"][1][2].endswith(" undecided (no spread between seeds)")
     assert "the difference is the same in all 3 seeds, which then do not tell it from chance" in page.headline
     assert PairedDifference("a", (0.0, 0.0, 0.0)).constant
     assert PairedDifference("a", (-0.04, -0.04)).verdict_words == "undecided"  # too few seeds is reason enough
@@ -143,7 +143,8 @@ def test_the_summary_has_them_from_two_seeds_on(trained):
     assert "Paired differences of the 90th percentile from FedAvg" in text
     assert "(the same split for all seeds)" in text
     covers = (
-        "The interval covers the randomness of training, and not the choice of clients and examples, which all seeds share."
+        "The interval covers the randomness of training, and not the choice of clients and examples, which all seeds share. "
+        "It is not corrected for looking at 3 figures."
     )
     assert covers in text.splitlines()
     assert "Paired" not in made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL}, seeds=1).summary()
@@ -175,11 +176,50 @@ def test_tables_for_papers_have_them_below_and_latex_the_best_in_bold(trained):
 
 def test_every_table_says_that_intervals_are_not_corrected_for_looking_at_several_methods(trained):
     made, two = (made_of(trained, dict(items)) for items in (METHODS, METHODS[:2]))
-    said = "It is not corrected for looking at 2 methods."
-    for text in (made.summary(), made.to_latex(baseline="FedAvg"), made.to_markdown(baseline="FedAvg")):
-        assert said in text
-    for text in (two.summary(), two.to_latex(baseline="FedAvg"), two.to_markdown(baseline="FedAvg")):
-        assert "not corrected" not in text
+    said = "It is not corrected for looking at {}."
+    assert said.format("2 methods and 3 figures") in made.summary()
+    assert said.format("3 figures") in two.summary()
+    assert said.format("2 methods") in str(made.differences())
+    assert "not corrected" not in str(two.differences())
+    for table in ("to_latex", "to_markdown"):
+        assert said.format("2 methods and 4 figures") in getattr(made, table)(baseline="FedAvg")
+        assert said.format("2 methods") in getattr(made, table)(baseline="FedAvg", figures=["mean"])
+        assert "not corrected" not in getattr(two, table)(baseline="FedAvg", figures=["mean"])
+
+
+def test_the_mean_and_the_worst_tenth_have_verdicts_beside_the_90th_percentile(trained, tmp_path):
+    # The means rise by 0.005, 0.006 and 0.007; the worst client, which is the 90th percentile, changes to both sides.
+    shifts = ((0.006, 0.0), (0.0052, 0.004), (0.0096, -0.006))
+    errors = [
+        [*(value + shift for value in values[:5]), values[5] + last]
+        for values, (shift, last) in zip(FEDAVG, shifts, strict=True)
+    ]
+    made = made_of(trained, {"FedAvg": FEDAVG, "other": errors})
+    mean, tail = (made.differences(figure=figure)["other"].verdict for figure in ("mean", "percentile_90"))
+    assert (mean, tail) == ("higher", "undecided")
+    lines = made.summary().splitlines()
+    start = next(k for k, line in enumerate(lines) if line.startswith("Paired differences"))
+    assert "At the right: verdicts by the same rule on the mean and the worst 10 %." in lines[start]
+    assert lines[start + 1].split()[-5:] == ["verdict", "mean", "worst", "10", "%"]
+    assert lines[start + 2].split()[-3:] == ["undecided", "higher", "undecided"]
+    assert difference_lines(made.all_results)[2].split()[-3:] == ["undecided", "higher", "undecided"]
+    page = Page(made.report(tmp_path / "r.html"))
+    assert [cell.split()[-1] for cell in page.rows["table-differences"][1][1:4]] == ["higher", "undecided", "undecided"]
+    assert "not corrected for looking at 3 figures." in page.by_id["table-differences-caption"]
+
+
+def test_the_end_of_an_interval_shows_on_which_side_of_zero_it_is(trained, tmp_path):
+    # Lower by 0.1, 1.0 and 1.35 points less a shift: the interval of the mean ends just below 0.
+    values = (-0.0010, -0.0100, -0.0135)
+    shift = PairedDifference("a", values).interval.high + 0.0002
+    lower = [[*each[:4], 0.4, each[5] + value - shift] for each, value in zip(FEDAVG, values, strict=True)]
+    made = made_of(trained, {"FedAvg": FEDAVG, "tail": lower})
+    assert made.differences()["tail"].verdict == "lower"
+    assert "to −0.0002 " in made.summary()
+    assert "to −0.02 " in difference_lines(made.all_results)[2]
+    page = Page(made.report(tmp_path / "r.html"))
+    assert "to −0.02 lower" in page.rows["table-differences"][1][2]
+    assert "to −0.02 points" in page.headline
 
 
 METHODS = [("FedAvg", FEDAVG), ("tail", TAIL), ("noise", NOISE)]
@@ -278,9 +318,10 @@ def test_the_page_chooses_on_validation_data_and_shows_all_differences(trained, 
     assert [row[2] for row in page.rows["table-validation"]] == ["90th percentile", "40.0 ± 0.0", "35.0 ± 0.0", "30.0 ± 0.0"]
     rows = {row[0]: row[1:] for row in page.rows["table-differences"]}
     assert rows.keys() == {"method", "tail", "noise"}
-    assert rows["tail"][1].split() == ["−5.0", "±", "1.0", "−7.5", "to", "−2.5"]
-    assert rows["tail"][3:] == ["lower in 3 of 3", "lower"]
-    assert rows["noise"][3:] == ["lower in 2 of 3", "undecided"]
+    assert rows["tail"][1].split() == ["−5.0", "±", "1.0", "−7.5", "to", "−2.5", "lower"]
+    assert rows["tail"][3:] == ["lower in 3 of 3"]
+    assert rows["noise"][3:] == ["lower in 2 of 3"]
+    assert rows["noise"][1].endswith(" undecided")
     plain = Page(made_of(trained, errors).report(tmp_path / "plain.html"))
     assert "best of 2 methods on these same clients, and the figure therefore optimistic" in plain.headline
     assert "table-validation" not in plain.rows

@@ -90,7 +90,7 @@ def test_no_client_pays_is_said_and_several_methods_are_folded(run, tmp_path):
     page = Page(write_report(study_of(run, **methods), tmp_path / "r.html"))
     offline(page)
     assert page.source.count("No client pays.") == 4
-    assert page.source.count("<details") == 4
+    assert page.source.split('aria-labelledby="settings"')[0].count("<details") == 4
     assert page.source.count("<details open>") == 1
 
 
@@ -210,13 +210,22 @@ def test_all_clients_have_their_mean_and_change(comparison, tmp_path):
     page = Page(comparison.report(tmp_path / "r.html"))
     assert page.by_id["clients-title"] == "All clients, mean over 2 seeds"
     columns = json.loads(page.by_id["clients-data"])["columns"]
-    assert list(columns) == ["client", "split", "examples", "error, FedAvg", "error, Δ-FL 0.5", "change, Δ-FL 0.5"]
+    assert list(columns) == [
+        "client",
+        "split",
+        "examples",
+        "error, FedAvg",
+        "error, Δ-FL 0.5",
+        "change, Δ-FL 0.5",
+        "trivial error",
+    ]
     tables = [[run.clients for run in runs] for runs in comparison.results.values()]
     k = tables[0][0].client.index("t3")
     before, after = (sum(float(table.error[k]) for table in each) / 2 for each in tables)
     at = columns["client"].index("t3")
     assert columns["error, FedAvg"][at] == pytest.approx(before, rel=1e-5)
     assert columns["change, Δ-FL 0.5"][at] == pytest.approx(after - before, abs=1e-6)
+    assert columns["trivial error"][at] == pytest.approx(float(tables[0][0].trivial_error[k]), rel=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------------------- the trivial answer

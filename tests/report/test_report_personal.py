@@ -216,7 +216,7 @@ def test_training_clients_are_weighted_also_the_malicious_ones(tmp_path):
 def test_the_worst_clients_are_benign_and_have_both_errors(ditto, tmp_path):
     page = Page(ditto.report(tmp_path / "r.html"))
     header, *rows = page.rows["table-worst"]
-    assert header == ["client", "examples", "own error (%)", "shared error (%)", "own loss"]
+    assert header == ["client", "examples", "own error (%)", "shared error (%)", "trivial error (%)", "own loss"]
     column = parquet(ditto, tmp_path)
     place = {name: k for k, name in enumerate(column["client"])}
     benign = [k for k in range(len(column["client"])) if not column["malicious"][k]]
@@ -226,7 +226,7 @@ def test_the_worst_clients_are_benign_and_have_both_errors(ditto, tmp_path):
         k = place[row[0]]
         assert [float(cell.split()[0]) for cell in row[2:]] == [  # without the interval
             pytest.approx(100 * column["personal_error"][k], abs=0.051), pytest.approx(100 * column["error"][k], abs=0.051),
-            pytest.approx(column["personal_loss"][k], abs=0.0051),
+            pytest.approx(100 * column["trivial_error"][k], abs=0.051), pytest.approx(column["personal_loss"][k], abs=0.0051),
         ]  # fmt: skip
 
 

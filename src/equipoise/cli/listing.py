@@ -147,7 +147,10 @@ def comparison_table(records: Sequence[RunRecord], *, plain: bool = False) -> Ta
 
 
 def difference_lines(records: Sequence[RunRecord]) -> list[str]:
-    """The paired differences of the 90th percentile from the first method; none for one method, one seed, or means alone."""
+    """The paired differences of the 90th percentile from the first method, and verdicts on the mean and the worst 10 %.
+
+    None for one method, one seed, or means alone.
+    """
     from equipoise.report.data.contradictions import contradictions_of
     from equipoise.report.data.over_seeds import in_percent
     from equipoise.report.text.paper_tables import differences_of
@@ -158,7 +161,9 @@ def difference_lines(records: Sequence[RunRecord]) -> list[str]:
         return []
     first = next(iter(by_name))
     found, said = differences_of(by_name, first, "percentile_90"), contradictions_of(by_name, first)
-    return [*(found.short(1, 100.0) if in_percent(records) else found.short()), *([said] if said else [])]
+    others = [differences_of(by_name, first, figure) for figure in ("mean", "worst_10")]
+    lines = found.short(1, 100.0, others) if in_percent(records) else found.short(others=others)
+    return [*lines, *([said] if said else [])]
 
 
 def subgroups_below(records: Sequence[RunRecord]) -> list[str]:
@@ -170,25 +175,34 @@ def subgroups_below(records: Sequence[RunRecord]) -> list[str]:
 
 
 def summary_text(record: RunRecord, folder: Path) -> str:
-    """The summary of a run; where clients have few examples it names the command that leaves them out of a page."""
+    """The summary of a run; where clients have few examples it names the commands that leave them out."""
     from equipoise.small_clients import FEW_EXAMPLES, small_clients_words
 
-    few = small_clients_words([record], f"equipoise report {folder} --at-least {FEW_EXAMPLES} leaves them out")
+    option = f"--at-least {FEW_EXAMPLES}"
+    hint = f"equipoise report {folder} {option} leaves them out of the report, equipoise run … {option} also of these lines"
+    few = small_clients_words([record], hint)
     return str(replace(record.summary(), small_clients=few))
 
 
 def worst_lines(record: RunRecord, count: int = 5) -> list[str]:
     """The clients that are served worst, as lines of text with intervals; none where hardly more clients were judged.
 
-    Clients that a run protects are not named: a terminal's output is passed on, too.
+    Clients with few examples, whose error is mostly chance, are left out where enough others are there. Clients that a run
+    protects are not named: a terminal's output is passed on, too.
     """
+    from equipoise.small_clients import FEW_EXAMPLES
+
     if record.protects_clients:
         return ["Single clients are not named: the run protects them. For whoever may see the data, clients.parquet has all."]
     rows = record.clients.where(record.judged_on)
     if len(rows.benign) <= count:
         return []
-    table = str(rows.worst(count)).splitlines()
-    return [f"The {count} clients that are served worst, by their {record.measured}:", *(f"  {line}" for line in table)]
+    large = int((rows.benign.size >= FEW_EXAMPLES).sum())
+    least = FEW_EXAMPLES if count < large < len(rows.benign) else 0
+    among = f" of the {large:,} with {least} examples or more" if least else ""
+    table = str(rows.worst(count, at_least=least)).splitlines()
+    title = f"The {count} clients{among} that are served worst, by their {record.measured}:"
+    return [title, *(f"  {line}" for line in table)]
 
 
 def metric_tables(records: Sequence[RunRecord]) -> list[Table]:

@@ -15,6 +15,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.core.version import VERSION
 from equipoise.core.words import counted
 from equipoise.metrics import summarise, summarise_metric
+from equipoise.picked_clients import picked_words
 from equipoise.privacy.drowned_sums import DROWNS, drowning_words
 from equipoise.report.data.over_seeds import in_percent
 from equipoise.report.text.sentences import FEW_CLIENTS, with_article
@@ -346,7 +347,8 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
         )
         note = f" (* fewer than {FEW_EXAMPLES} {content['judged_on']} examples: much of this number may be chance)" * any(few)
         yield ""
-        yield f"Those that fare worst: {listed}{note}."
+        picked = picked_words(len(few), behind["clients"], intervals=False)
+        yield f"Those that fare worst: {listed}{note}. {picked}".rstrip()
     elif "note" in behind:
         yield ""
         yield behind["note"]

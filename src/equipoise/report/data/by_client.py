@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -123,6 +124,11 @@ def _same_clients(
             if rows != first and any(sizes.setdefault(key, size) != size for key, size in rows):
                 return False
     return True
+
+
+def trivial_column(rows: ClientTable) -> Tensor:
+    """The error of the trivial answer for each row, NaN where it is not known."""
+    return torch.full_like(rows.error, torch.nan) if rows.trivial_error is None else rows.trivial_error
 
 
 def mean_over_seeds(values: Numbers) -> Numbers:

@@ -28,6 +28,7 @@ RULE = (
     "takes them to be roughly normal) does not contain 0; otherwise it is undecided. So is one that is the same in all seeds: "
     "without a spread between them, seeds do not tell it from chance."
 )
+SIGN_DIGITS = 4  # more, at most, by which an end of an interval close to 0 shows its sign
 NO_SPREAD = "no spread between seeds"
 Verdict = Literal["lower", "higher", "undecided"]
 
@@ -221,8 +222,11 @@ class Differences:
             raise InvalidParameter("method", f"must be one of {', '.join(found)}", method, fix)
         return found[method]
 
-    def lines(self, digits: int = 3, factor: float = 1.0) -> list[str]:
-        """The rows as text: mean ± standard deviation of the differences, their 95 % interval, seeds, and the verdict."""
+    def lines(self, digits: int = 3, factor: float = 1.0, others: Sequence[Differences] = ()) -> list[str]:
+        """The rows as text: mean ± standard deviation of the differences, their 95 % interval, seeds, and the verdict.
+
+        `others` are those of other figures, whose verdicts stand in further columns.
+        """
 
         def texts(row: PairedDifference) -> str:
             shown, between = difference_text(row, digits, factor), interval_text(row, digits, factor)
@@ -230,15 +234,25 @@ class Differences:
 
         width = max(map(len, ("method", *(row.method for row in self.rows))))
         heads = f"{'method':<{width}}{'difference':>18}  {'95 % interval':<19}{'seeds':<16}"
-        return [f"{heads}verdict", *(f"{row.method:<{width}}{texts(row)}{row.verdict_words}" for row in self.rows)]
+        columns = [["verdict", *(row.verdict_words for row in self.rows)]]
+        columns += [[other.figure, *(row.verdict_words for row in other)] for other in others]
+        widths = [max(map(len, column)) for column in columns]
+        said = ["  ".join(map(str.ljust, words, widths)).rstrip() for words in zip(*columns, strict=True)]
+        left = [heads, *(f"{row.method:<{width}}{texts(row)}" for row in self.rows)]
+        return [f"{shown}{words}" for shown, words in zip(left, said, strict=True)]
 
-    def short(self, digits: int = 3, factor: float = 1.0) -> list[str]:
-        """The rows under a short title and above a line on what the interval covers, for below a table of methods."""
+    def short(self, digits: int = 3, factor: float = 1.0, others: Sequence[Differences] = ()) -> list[str]:
+        """The rows under a short title and above a line on what the interval covers, for below a table of methods.
+
+        `others` are those of other figures: their verdicts stand at the right.
+        """
         seeds = min((row.seeds for row in self.rows), default=0)
         few = f" An interval needs {LEAST_SEEDS} seeds." if seeds < LEAST_SEEDS else ""
         title = f"Paired differences of the {self.figure} from {self.baseline}, seed by seed (Student's t).{few}"
-        said = self._covered()
-        return [title, *self.lines(digits, factor), *([said] if said else [])]
+        if others:
+            title += f" At the right: verdicts by the same rule on the {' and the '.join(other.figure for other in others)}."
+        said = self._covered(1 + len(others))
+        return [title, *self.lines(digits, factor, others), *([said] if said else [])]
 
     def __str__(self) -> str:
         seeds = max((row.seeds for row in self.rows), default=0)
@@ -246,10 +260,10 @@ class Differences:
         title = f"Paired differences from {self.baseline}: {self.figure} of the {self.what}, seed by seed, {over}"
         return "\n".join([title, *self.lines(), " ".join(filter(None, (RULE, self._covered())))])
 
-    def _covered(self) -> str:
-        """What the intervals cover, that they are not corrected for several methods, and which cohorts differ."""
+    def _covered(self, figures: int = 1) -> str:
+        """What the intervals cover, that they are not corrected for several comparisons, and which cohorts differ."""
         covered = f"The interval covers {self.covers}." if self.covers else ""
-        return " ".join(filter(None, (covered, uncorrected_words(len(self.rows)), self.cohorts)))
+        return " ".join(filter(None, (covered, uncorrected_words(len(self.rows), figures), self.cohorts)))
 
     __repr__ = __str__
 
@@ -277,13 +291,16 @@ def _drawn(run: RunRecord) -> tuple[str, int]:
     return type(sampler).__qualname__ if plain else repr(sampler), run.clients_per_round
 
 
-def uncorrected_words(methods: int) -> str:
-    """That intervals are not corrected for looking at several methods; empty for one.
+def uncorrected_words(methods: int, figures: int = 1) -> str:
+    """That intervals are not corrected for looking at several methods and figures; empty for one of each.
 
-    >>> uncorrected_words(3), uncorrected_words(1)
-    ('It is not corrected for looking at 3 methods.', '')
+    >>> uncorrected_words(3), uncorrected_words(2, 3)
+    ('It is not corrected for looking at 3 methods.', 'It is not corrected for looking at 2 methods and 3 figures.')
+    >>> uncorrected_words(1, 3), uncorrected_words(1)
+    ('It is not corrected for looking at 3 figures.', '')
     """
-    return f"It is not corrected for looking at {methods} methods." if methods > 1 else ""
+    several = [f"{count} {noun}" for count, noun in ((methods, "methods"), (figures, "figures")) if count > 1]
+    return f"It is not corrected for looking at {' and '.join(several)}." if several else ""
 
 
 def signed_text(value: float, digits: int = 3, factor: float = 1.0) -> str:
@@ -306,8 +323,25 @@ def difference_text(row: PairedDifference, digits: int = 3, factor: float = 1.0)
 
 
 def interval_text(row: PairedDifference, digits: int = 3, factor: float = 1.0) -> str:
-    """The 95 % interval, with signs; a dash where there are too few seeds."""
-    return row.interval.text(lambda value: signed_text(value, digits, factor))
+    """The 95 % interval, with signs; a dash where there are too few seeds.
+
+    >>> interval_text(PairedDifference("a", (-0.0301, -0.0299, -0.0101)), 1)
+    '−0.1 to +0.01'
+    """
+    return row.interval.text(lambda value: end_text(value, lambda each, more: signed_text(each, digits + more, factor)))
+
+
+def end_text(value: float, write: Callable[[float, int], str]) -> str:
+    """An end of an interval, written by `write` with as many more digits as show on which side of 0 it is.
+
+    >>> [end_text(value, lambda each, more: signed_text(each, 1 + more)) for value in (0.004, -0.24, 0.0, -1e-9)]
+    ['+0.004', '−0.2', '0.0', '−0.00000']
+    """
+    for more in range(SIGN_DIGITS + 1):
+        text = write(value, more)
+        if not value or any(digit in "123456789" for digit in text):
+            return text
+    return f"{'−' if value < 0 else '+'}{text.lstrip('±')}" if math.isfinite(value) else text
 
 
 def lower_words(row: PairedDifference) -> str:

@@ -12,7 +12,7 @@
   let order = [...Array(count).keys()], shown = PART, sorted = null, descending = false;
 
   const isChange = (name) => name.startsWith("change");
-  const isError = (name) => name.startsWith("error") || name.startsWith("loss") || isChange(name);
+  const isError = (name) => name.startsWith("error") || name.startsWith("loss") || name.startsWith("trivial") || isChange(name);
   const text = (name, row) => {
     const value = columns[name][row];
     if (isChange(name) && value !== null) return (value < 0 ? "\u2212" : "+") + write(Math.abs(value), percent).replace("\u00a0%", "");

@@ -102,7 +102,7 @@ def clients_section(
             if name.startswith("change") and value is not None:
                 cells.append(f"{'−' if value < 0 else '+'}{shown(abs(value), percent).removesuffix(f'{NBSP}%')}")
             else:
-                number = name.startswith(("error", "loss", "change"))
+                number = name.startswith(("error", "loss", "trivial", "change"))
                 cells.append(shown(value, percent) if number else escape(str(value)))
         yield f'<tr><th scope="row">{cells[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in cells[1:]) + "</tr>"
     yield '</tbody></table></div><p><button type="button" id="clients-more" hidden>Show more</button></p>'

@@ -14,7 +14,7 @@ import torch
 
 from equipoise.conformal import COVERAGE
 from equipoise.core.version import VERSION
-from equipoise.report.data.by_client import client_errors, mean_over_seeds
+from equipoise.report.data.by_client import client_errors, mean_over_seeds, trivial_column
 from equipoise.report.data.results_by_method import Numbers, Study
 from equipoise.report.interactive import figures as interactive
 from equipoise.report.interactive import theme
@@ -167,6 +167,12 @@ def _all_clients(study: Study) -> Iterator[str]:
             columns[f"{name}, {SHARED}"] = _finite(mean_over_seeds(shared.of(index))[order])
     for index in found.methods[1:] if len(found.methods) <= MOST_CHANGES else ():
         columns[f"change, {study.methods[index].name}"] = _finite(mean_over_seeds(found.change(index))[order])
+    knowing = [index for index in found.methods if "trivial_mean" in study.methods[index].figures]
+    if knowing:
+        answered = client_errors(
+            study, rows_of=lambda method: [run.clients.benign for run in method.runs], values_of=trivial_column, by_split=True
+        )
+        columns[f"trivial {noun}"] = _finite(mean_over_seeds(answered.of(knowing[0]))[order])
     if found.seed_of_row is None:
         columns |= {f"{COVERAGE}, {method.name}": _shown(method.runs[0].clients, keys) for method in study.methods
                     if method.runs[0].clients.miss is not None}  # fmt: skip
@@ -201,7 +207,8 @@ def _settings(study: Study) -> Iterator[str]:
     """Algorithms, seeds, data, rounds, cohorts and versions."""
     yield '<section aria-labelledby="settings"><h2 id="settings">Settings</h2><dl class="settings">'
     for index, method in enumerate(study.methods):
-        yield f"<dt>{swatch(index)}{escape(method.name)}</dt><dd><code>{escape(repr(method.runs[0].algorithm))}</code></dd>"
+        yield f"<dt>{swatch(index)}{escape(method.name)}</dt><dd><details><summary>The algorithm, as code</summary>"
+        yield f"<code>{escape(repr(method.runs[0].algorithm))}</code></details></dd>"
     values = {
         "seeds": [_seeds(method.runs) for method in study.methods],
         "data": [method.runs[0].data for method in study.methods],
@@ -245,6 +252,8 @@ def _glossary(study: Study) -> Iterator[str]:
         count = " These are training clients, so each counts by its examples, as in the objective."
     count += " Malicious ones do not count." if study.judged.benign else ""
     words = {
+        "client": "the owner of a part of the data, such as a branch, a hospital or a phone.",
+        "example": "one row of a client's data, with its answer.",
         noun: f"{escape(study.measured)}: {definition}.{seen}" if study.measured != noun else f"{definition}.{seen}",
         "mean": f"the {noun} averaged over clients.{count}",
         "90th percentile": "nine of ten clients fare at least this well.",

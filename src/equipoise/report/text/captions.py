@@ -9,6 +9,7 @@ from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.text.phrases import count_words, listed, plural
 from equipoise.report.text.sentences import with_article
 
+WORSE_OFF_NAMES = 10  # clients named that are worse off than with the trivial answer
 Caption = tuple[str, str]  # title and caption
 
 
@@ -204,7 +205,19 @@ def trivial_note(study: Study) -> str:
         words.append(f"{listed(lacking)}: not known, as for every private run and federation")
     over = " (mean over seeds)" if study.seeds > 1 else ""
     who = f"{count_words(study.judged.count)} {study.judged.benign_word}{plural('client', study.judged.count[1])}"
-    return f"{text}Of the {who}, worse off than with this answer{over}: {'; '.join(words)}."
+    return f"{text}Of the {who}, worse off than with this answer{over}: {'; '.join(words)}{_worse_off(study)}."
+
+
+def _worse_off(study: Study) -> str:
+    """In brackets, who is worse off than with the trivial answer under the only run, the worst first; else empty."""
+    if len(study.runs) > 1 or not study.names_clients or study.judged.means:
+        return ""
+    rows = study.methods[0].rows[0]
+    if rows.trivial_error is None:
+        return ""
+    behind = rows.error - rows.trivial_error
+    order = [k for k in behind.argsort(descending=True, stable=True).tolist() if behind[k] > 0]
+    return f" ({listed([rows.client[k] for k in order], WORSE_OFF_NAMES)}; some of them by chance)" if order else ""
 
 
 def nonfinite_note(study: Study) -> str:

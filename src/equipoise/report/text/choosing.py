@@ -23,18 +23,18 @@ def differences_section(study: Study) -> Iterator[str]:
     points = " in percentage points" if study.scale.percent else ""
     yield '<section aria-labelledby="differences"><h2 id="differences">Differences, seed by seed</h2>'
     caption = f"A figure under a method minus the same figure under {first}{points}, paired by seed: mean ± standard deviation "
-    caption += f"over seeds; small numbers: 95 % interval. Below 0 the method is lower. {RULE} The interval covers "
+    caption += f"over seeds; below: 95 % interval and verdict. Less than 0: the method is lower. {RULE} The interval covers "
     caption += f"{covered_by_seeds(study.runs)}."
-    caption += f" {uncorrected_words(len(study.methods) - 1)}".rstrip()
+    caption += f" {uncorrected_words(len(study.methods) - 1, len(_SHOWN))}".rstrip()
     caption += f" {cohort_words({method.name: method.runs for method in study.methods}, first)}".rstrip()
     few = min(each.seeds for each in found["mean"]) < LEAST_SEEDS
     caption += f" An interval needs {LEAST_SEEDS} seeds." if few else ""
-    heads = ("method", *(FIGURES[figure] for figure in _SHOWN), "90th percentile in seeds", "verdict on the 90th percentile")
+    heads = ("method", *(FIGURES[figure] for figure in _SHOWN), "90th percentile in seeds")
     yield from open_table("differences", caption, heads)
     for index, method in enumerate(study.methods[1:], start=1):
         cells = [_cell(study, found[figure][index - 1]) for figure in _SHOWN]
         tail = found["percentile_90"][index - 1]
-        yield row(header_cell(method.name, swatch(index)), (*cells, lower_words(tail), tail.verdict_words))
+        yield row(header_cell(method.name, swatch(index)), (*cells, lower_words(tail)))
     yield close_table()
     yield "</section>"
 
@@ -47,8 +47,9 @@ def _cell(study: Study, each: PairedDifference) -> str:
         return scale.signed(value).removeprefix("±")  # of 0, which has no sign here
 
     text = nonbreaking(f"{signed(spread.mean)} ± {scale.number(spread.deviation)}") if each.seeds > 1 else "–"
-    between = each.interval.text(signed)
-    return text if between == "–" else f'{text} <small class="below">{between}</small>'
+    between = each.interval.text(lambda value: scale.end(value).removeprefix("±"))
+    below = "" if between == "–" else f' <small class="below">{between}</small>'
+    return f'{text}{below} <small class="below verdict">{each.verdict_words}</small>'
 
 
 def validation_section(study: Study) -> Iterator[str]:

@@ -137,5 +137,5 @@ def below(study: Study, low: float, high: float, *, sign: bool = False) -> str:
     """An interval in small numbers below a number; nothing if it is not known."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return ""
-    write = (lambda value: signed(study, value)) if sign else study.scale.number
+    write = study.scale.end if sign else study.scale.number
     return f' <small class="below">{minus(write(low))} to {minus(write(high))}</small>'

@@ -202,7 +202,7 @@ def paper_table(
     title = f"Paired differences from {baseline}, seed by seed{spread}. Lower in: seeds with a lower figure."
     head = ["method", "figure", "difference", "95 % interval", "lower in", "verdict"]
     rows = [head, *(row for each_method in below.values() for row in each_method)]
-    covered = f"The interval covers {covered_by_seeds(records)}. {uncorrected_words(len(methods) - 1)}".rstrip()
+    covered = f"The interval covers {covered_by_seeds(records)}. {uncorrected_words(len(methods) - 1, len(chosen))}".rstrip()
     covered = f"{covered} {cohort_words(methods, baseline)}".rstrip()
     return f"{text}\n\n{write(title, rows, f'{RULE}{missing}', covered, frozenset())}"
 

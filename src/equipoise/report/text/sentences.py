@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from equipoise.report.data.over_seeds import Spread
-from equipoise.report.data.paired import LEAST_SEEDS, PairedDifference
+from equipoise.report.data.paired import LEAST_SEEDS, PairedDifference, end_text
 from equipoise.report.text.phrases import count_words, listed, plural
 
 # By name: those of `FIGURES`, "trained" and "seconds"; where clients have their own models also "shared_mean" and so on.
@@ -59,6 +59,14 @@ class ValueFormat:
             return "–"
         text = self.number(abs(change))
         return f"{'±' if not float(text) else '−' if change < 0 else '+'}{text}"
+
+    def end(self, value: float) -> str:
+        """An end of an interval of changes, with its sign; by more digits if only these show on which side of 0 it is.
+
+        >>> ValueFormat(percent=True, decimals=1).end(-0.0002), ValueFormat(percent=True, decimals=1).end(0.018)
+        ('−0.02', '+1.8')
+        """
+        return end_text(value, lambda each, more: replace(self, decimals=self.decimals + more).signed(each))
 
     def spread(self, spread: Spread, seeds: int) -> str:
         """Mean ± standard deviation, without the unit."""
@@ -263,7 +271,7 @@ def _seed_words(differences: Sequence[float] | None, scale: ValueFormat) -> str:
     if len(differences) < 2:
         return " (one seed, which does not rule out chance)" if differences else " (but the two have no seed in common)"
     few = ", too few to rule out chance" if len(differences) < LEAST_SEEDS else ""
-    between = PairedDifference("", tuple(differences)).interval.text(scale.signed)
+    between = PairedDifference("", tuple(differences)).interval.text(scale.end)
     interval = "" if between == "–" else f"; 95 % interval of the difference: {between}{' points' * scale.percent}"
     return f" (lower in {sum(each < 0 for each in differences)} of {len(differences)} seeds{few}{interval})"
 

@@ -7,8 +7,11 @@ from html import escape
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from equipoise.report.data.by_client import ClientErrors, client_errors, interval_over_seeds, mean_over_seeds
+from equipoise.picked_clients import beyond_chance_words, picked_words
+from equipoise.report.data.by_client import ClientErrors, client_errors, interval_over_seeds, mean_over_seeds, trivial_column
+from equipoise.report.data.over_seeds import trivial_name
 from equipoise.report.data.results_by_method import MethodResults, Numbers, Study
 from equipoise.report.text.captions import served_model
 from equipoise.report.text.client_numbers import (
@@ -24,7 +27,8 @@ from equipoise.report.text.client_numbers import (
     signed,
 )
 from equipoise.report.text.sentences import ValueFormat
-from equipoise.report.text.tables import WORST_CLIENTS, close_table, header_cell, open_table, row
+from equipoise.report.text.tables import WORST_CLIENTS, close_table, header_cell, nonbreaking, open_table, row
+from equipoise.small_clients import FEW_EXAMPLES
 
 NOT_NAMED = (
     "Single clients are not named here, because a run protects them. Whoever may see the clients' data finds all clients in "
@@ -47,8 +51,9 @@ def worst_clients(study: Study) -> Iterator[str]:
         noun = study.scale.noun
         yield '<p class="note">The same clients under each method; coloured numbers are the change against '
         yield f"{escape(first.name)}. "
-        yield f"Clients picked for a large {noun} under one method tend to fare less badly under any other, by chance alone: "
-        yield "read both tables, and judge by the figures over all clients above.</p>"
+        yield f"Clients picked for a large {noun} under one method tend to fare less badly under any other, and on new rows, "
+        yield "by chance alone; no interval allows for this choice. Read both tables, and judge by the figures over all "
+        yield "clients above.</p>"
         columns = len(study.methods) + bool(client_errors(study, first).seed_of_row)
         yield f'<div class="{"pair" if columns <= 2 else "stack"}">'  # wider tables do not fit beside each other
         yield from _before_and_after(study, first, "left-behind")
@@ -72,16 +77,30 @@ def _worst_alone(study: Study, method: MethodResults) -> Iterator[str]:
         columns.append((f"{whose}error{' (%)' * study.scale.percent}", found, study.scale))
         if method.personalised:
             columns.append((f"shared error{' (%)' * study.scale.percent}", _shared(study), study.scale))
+        if study.with_trivial is not None:
+            columns.append((f"trivial error{' (%)' * study.scale.percent}", _trivial(study), study.scale))
     columns.append((f"{whose}loss", losses, plain))
     if only_loss and method.personalised:
         columns.append(("shared loss", _shared(study), plain))
+    large = _large(found, 0)
     caption = f"The {_client_count(len(some), study.judged.benign_word)} with the largest {study.noun}"
-    caption += f"{seeds_words(found)}{_evaluated(study)}.{served_model(study)}{differing_clients(found)}"
-    caption += error_interval_words(study, found) + few_words(study, found, some)
+    caption += f"{large}{seeds_words(found)}{_evaluated(study)}.{served_model(study)}{differing_clients(found)}"
+    caption += error_interval_words(study, found)
+    by_seeds = _interval(study, found, 0, None)
+    judged = len(_listed_from(found, 0))
+    intervals = by_seeds is None or not bool(np.isnan(by_seeds[0]).all())
+    chance = [picked_words(len(some), judged, intervals=intervals)]
+    if len(method.runs) == 1:
+        rows = method.all_rows[0].benign
+        chance.append(beyond_chance_words(rows.take((rows.size >= FEW_EXAMPLES).nonzero().flatten()) if large else rows))
+    if any(chance):
+        yield f'<p class="note" id="picked">{escape(nonbreaking(" ".join(filter(None, chance))))}</p>'
+    if not only_loss and study.with_trivial is not None:
+        caption += f" Trivial error: of the same answer for every example, the {trivial_name(method.runs)} of training."
+    caption += few_words(study, found, some)
     seed = ["seed"] if found.seed_of_row else []
     yield from open_table("worst alone", caption, ("client", *seed, "examples", *(title for title, _, _ in columns)))
     means = [mean_over_seeds(errors.of(0)) for _, errors, _ in columns]
-    by_seeds = _interval(study, found, 0, None)
     for k in some:
         numbers = [scale.number(float(mean[k])) for mean, (_, _, scale) in zip(means, columns, strict=True)]
         numbers[0] += below_error(study, found, 0, k, by_seeds)
@@ -95,7 +114,7 @@ def _before_and_after(study: Study, chosen: MethodResults, name: str) -> Iterato
     found = client_errors(study, chosen)
     some = _worst_first(found, client_errors(study, chosen, values_of=lambda rows: rows.served_loss), at)
     who = f"{_client_count(len(some), study.judged.benign_word)} with the largest {study.noun} under {chosen.name}"
-    who += f"{seeds_words(found)}{_evaluated(study)}"
+    who += f"{_large(found, at)}{seeds_words(found)}{_evaluated(study)}"
     unit = " in %" if scale.percent else ""
     caption = f"The {who}; {scale.noun}{unit} under each method.{served_model(study, brief=True)}"
     caption += differing_clients(found) + error_interval_words(study, found) + few_words(study, found, some)
@@ -117,12 +136,28 @@ def _before_and_after(study: Study, chosen: MethodResults, name: str) -> Iterato
 
 
 def _worst_first(found: ClientErrors, losses: ClientErrors, method: int) -> list[int]:
-    """Positions of the clients with the largest mean error (then loss) under a method, worst first."""
+    """Positions of the clients with the largest mean error (then loss) under a method, worst first.
+
+    Clients with few examples, whose error is mostly chance, are left out where enough others are there.
+    """
     error, loss = (mean_over_seeds(each.of(method)) for each in (found, losses))
-    judged = np.flatnonzero(~np.isnan(error))
+    judged = _listed_from(found, method)
     loss = np.nan_to_num(loss, nan=np.inf, posinf=np.inf)
     order = np.lexsort((-loss[judged], -error[judged]))
     return [int(k) for k in judged[order][:WORST_CLIENTS]]
+
+
+def _listed_from(found: ClientErrors, method: int) -> NDArray[np.intp]:
+    """Positions of the clients that the worst are picked from: judged ones, and with enough examples if these are enough."""
+    judged = np.flatnonzero(~np.isnan(mean_over_seeds(found.of(method))))
+    large = judged[np.array(found.sizes)[judged] >= FEW_EXAMPLES]
+    return large if len(large) > WORST_CLIENTS else judged
+
+
+def _large(found: ClientErrors, method: int) -> str:
+    """A clause that small clients are not listed; empty if they may be."""
+    some, every = len(_listed_from(found, method)), int((~np.isnan(mean_over_seeds(found.of(method)))).sum())
+    return f", of the {some:,} with {FEW_EXAMPLES} examples or more" if some < every else ""
 
 
 def _shared(study: Study) -> ClientErrors:
@@ -130,6 +165,11 @@ def _shared(study: Study) -> ClientErrors:
     return client_errors(
         study, rows_of=lambda method: [rows.benign for rows in method.all_rows], values_of=lambda rows: rows.error
     )
+
+
+def _trivial(study: Study) -> ClientErrors:
+    """The errors of the trivial answer, of a study of one method that knows it."""
+    return client_errors(study, values_of=trivial_column)
 
 
 def _interval(study: Study, found: ClientErrors, method: int, start: MethodResults | None) -> tuple[Numbers, Numbers] | None:
