@@ -33,6 +33,15 @@ def test_the_table_is_that_of_the_run(ragged, engine, count):
         assert (judged.error, judged.loss, judged.metrics) == (trained.error, trained.loss, trained.metrics)
 
 
+def test_the_page_of_a_model_that_was_only_evaluated_calls_no_client_unseen(ragged, tmp_path):
+    result = eq.train(eq.models.Softmax(4, 3), ragged, rounds=1, clients_per_round=3)
+    pages = tmp_path / "run.html", tmp_path / "evaluated.html"
+    result.report(pages[0])
+    eq.evaluate(result.model, ragged).report(pages[1])
+    assert "unseen test clients" in pages[0].read_text(encoding="utf-8")
+    assert "unseen test clients" not in pages[1].read_text(encoding="utf-8")
+
+
 def test_the_summary_names_the_splits_that_it_leaves_out_and_calls_no_client_unseen():
     rows = {"sex": ["f", "f", "m", "m", "m"], "age": [20, 30, 40, 50, 60], "ill": ["no", "yes", "no", "yes", "no"]}
     part = {"client": "sex", "target": "ill"}

@@ -90,6 +90,11 @@ class RunRecord:
         return self.protects_clients or self.beside_protected
 
     @property
+    def knows_unseen(self) -> bool:
+        """Whether it is known which clients the model was trained on: not of a model that was only evaluated."""
+        return not isinstance(self.algorithm, NoTraining)
+
+    @property
     def judged_on(self) -> str:
         """The split that summaries are about: test clients if there are any, else validation, else training clients."""
         return next(s for s in ("test", "validation", "train") if s in self.clients.split)
@@ -109,7 +114,7 @@ class RunRecord:
         answered, weights = benign.trivial_error, weights_in_means(benign, split)
         trivial = None if answered is None else summarise(answered, benign.size, weights)
         attacked = attack_words([self])
-        unseen = not isinstance(self.algorithm, NoTraining) and not bool(rows.seen.any())
+        unseen = self.knows_unseen and not bool(rows.seen.any())
         return RunSummary(
             self.name, split, unseen, figures["error"], figures["loss"], figures.get("shared_error"),
             len(rows) - len(benign), sample, {} if sample is None else rows.intervals(split),

@@ -175,7 +175,7 @@ class Study:
         tables = [rows for method in methods for rows in method.rows]
         in_means = [rows.clients_in_mean for rows in tables]
         counts = [len(rows) if clients is None else clients for rows, clients in zip(tables, in_means, strict=True)]
-        unseen = not any(bool(rows.seen.any()) for rows in tables)
+        unseen = all(run.knows_unseen for run in results) and not any(bool(rows.seen.any()) for rows in tables)
         benign = sum(map(len, tables)) < sum(len(rows) for method in methods for rows in method.all_rows)
         means = any(clients is not None for clients in in_means)
         judged = JudgedClients((min(counts), max(counts)), split, unseen, weighted, benign, means, results[0].at_least)
