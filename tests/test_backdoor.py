@@ -13,7 +13,7 @@ from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import InvalidData, InvalidParameter
-from equipoise.runs.backdoor_rate import COLUMN, BackdoorProbe
+from equipoise.runs.backdoor_rate import COLUMN, BackdoorProbe, LabelHits
 from equipoise.testing import check_attack
 from made_clients import make_clients
 from test_drift import FULL, parabolas, train
@@ -268,6 +268,18 @@ def test_the_backdoor_of_a_model_with_several_outputs_is_found_or_refused_before
         with pytest.raises(InvalidParameter, match=r"error must say under a backdoor which examples are wrong.*returns tuple"):
             eq.train(Several(first), data, loss=last_entropy, observers=[watch], **options)
     assert rounds == []
+
+
+def test_the_hint_of_a_missing_error_suits_what_the_model_returns():
+    def hits(outputs):
+        with pytest.raises(InvalidParameter) as caught:
+            LabelHits(None, 3).right(outputs, torch.zeros(2))
+        return str(caught.value)
+
+    scores = torch.zeros(2, 3)
+    assert "error=lambda outputs, y: (outputs['scores'].argmax(-1) != y)" in hits({"scores": scores.T, "other": scores})
+    assert "error=lambda outputs, y: (outputs[0].argmax(-1) != y)" in hits((scores[:, :1], scores))
+    assert "error=lambda outputs, y: (outputs.argmax(-1) != y)" in hits(torch.zeros(2, 5, 3))
 
 
 def test_the_backdoor_of_a_model_with_one_score_is_found_by_its_error():
