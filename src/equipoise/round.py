@@ -18,10 +18,10 @@ from torch import Tensor
 
 from equipoise.algorithm import Algorithm
 from equipoise.core import rng
-from equipoise.core.abilities import solver_traits
+from equipoise.core.abilities import named_part, solver_traits
 from equipoise.core.equality import same_part
 from equipoise.core.grouping import grouped
-from equipoise.core.numbers import Numbers, numbers
+from equipoise.core.numbers import are_weights, numbers
 from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet
 from equipoise.errors import Diverged, InvalidParameter
@@ -132,7 +132,8 @@ class Rounds:
 def draw_cohort(setting: Setting, round_index: int, attempt: int = 0) -> Cohort:
     """Who takes part in a round; other clients are drawn for a further attempt at it."""
     seed = rng.stream_key(setting.seed, f"cohort, try {attempt}") >> 1 if attempt else setting.seed
-    drawn = setting.sampler(round_index, setting.alpha, clients_per_round=setting.clients_per_round, seed=seed)
+    with named_part("sampler", setting.sampler):
+        drawn = setting.sampler(round_index, setting.alpha, clients_per_round=setting.clients_per_round, seed=seed)
     return replace(drawn, seed=setting.seed) if attempt else drawn
 
 
@@ -384,8 +385,9 @@ class Unprotected:
             return RiskValue(_UNKNOWN, cohort.weights, state), None
         ids = self.clients.ids_at(cohort.clients) if self.algorithm.traits.risk.needs_ids else None
         given = losses if losses is not None else torch.zeros_like(cohort.weights)
-        risk = self.algorithm.risk(given, cohort.weights, clients=ids, state=state)
-        if risk.weights.shape != cohort.weights.shape or not _are_weights(numbers(risk.weights)):
+        with named_part("risk", self.algorithm.risk):
+            risk = self.algorithm.risk(given, cohort.weights, clients=ids, state=state)
+        if risk.weights.shape != cohort.weights.shape or not are_weights(numbers(risk.weights)):
             rule = "finite weights ≥ 0, one per client"
             smallest = ", ".join(f"{weight:.4g}" for weight in risk.weights.flatten().sort().values[:3].tolist())
             fix = f"Found {risk.weights.numel()}, the smallest {smallest}. See equipoise.testing.check_risk."
@@ -443,8 +445,3 @@ class Unprotected:
 
     def begin_evaluation(self, round_index: int) -> None:
         """Nothing is written down."""
-
-
-def _are_weights(weights: Numbers) -> bool:
-    """Whether all weights are finite and none is negative."""
-    return bool(weights.min(initial=0.0) >= 0 and (math.isfinite(weights.sum()) or np.isfinite(weights).all()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from tokenize import TokenError
 from typing import Any
 
@@ -20,6 +21,15 @@ def numbers(values: Tensor) -> Numbers:
         return values.numpy()  # `force` takes several times as long, which small rounds would feel
     array: Numbers = values.numpy(force=True).astype(np.float64, copy=False)
     return array
+
+
+def are_weights(values: Numbers) -> bool:
+    """Whether all values are finite and none is negative.
+
+    >>> are_weights(np.array([0.0, 2.0])), are_weights(np.array([-1.0, 2.0])), are_weights(np.array([np.inf]))
+    (True, False, False)
+    """
+    return bool(values.min(initial=0.0) >= 0 and (math.isfinite(values.sum()) or np.isfinite(values).all()))
 
 
 def plain_values(values: Any) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from equipoise.algorithm import Algorithm
 from equipoise.client_metrics import ClientMetrics
 from equipoise.client_table import ClientTable
-from equipoise.core.abilities import engine_traits, is_part, read, solver_traits
+from equipoise.core.abilities import engine_traits, is_part, named_part, read, solver_traits
 from equipoise.core.numbers import plain_values
 from equipoise.core.per_example_losses import PerExample
 from equipoise.core.signature import Signature
@@ -255,7 +255,8 @@ def set_up(
         fix = f"For all {len(data.train)} clients: clients_per_round=len(data.train), or Algorithm(sampler=sampling.Full())."
         raise InvalidParameter("clients_per_round", "must be given unless the sampler is sampling.Full()", None, fix)
     refuse_missing_groups(parts.risk, data.train.ids)
-    algorithm.drawn_by(0, alpha, clients_per_round=clients_per_round, seed=seed)  # refuses an impossible cohort before any work
+    with named_part("sampler", algorithm.drawn_by):  # refuses an impossible cohort before any work
+        algorithm.drawn_by(0, alpha, clients_per_round=clients_per_round, seed=seed)
     for solver in _solvers_at_work(algorithm):
         refuse_wrong_rates(solver, rounds, int(data.train.host_sizes.max()))
     if traits.network is None:
