@@ -38,11 +38,12 @@ class Backdoor:
     """Malicious clients train on examples with a mark, labelled `target`, among their own; `boost` multiplies their update.
 
     `examples` is the share of each malicious client's training examples that get the mark and the label. The mark is a square
-    of `patch` × `patch` pixels in the lower right corner of images, or the last `patch` numbers of flat inputs, set to `value`
-    as the data hold them (None: the largest value in the training data). `boost=None` multiplies by 1/π_k, of the client's
-    weight π_k in the round: in a weighted mean whose other updates are small, the model is then replaced by the client's own.
-    Where a `Sent` has no weights, it is the number of clients in the round. Of inputs with names, a
-    dictionary of tensors, `leaf` names the tensor that gets the mark: Backdoor(…, leaf="image").
+    of `patch` × `patch` pixels in the lower right corner of images, the last `patch` features of the last `patch` steps of
+    sequences (B, steps, features), or the last `patch` numbers of flat inputs, set to `value` as the data hold them (None: the
+    largest value in the training data). `boost=None` multiplies by 1/π_k, of the client's weight π_k in the round: in a
+    weighted mean whose other updates are small, the model is then replaced by the client's own. Where a `Sent` has no weights,
+    it is the number of clients in the round. Of inputs with names, a dictionary of tensors, `leaf` names the tensor that gets
+    the mark: Backdoor(…, leaf="image").
 
     Results have the column `backdoor_success`: of a client's examples of other classes, the share that the model calls
     `target` when they have the mark. Compare it with the error without the mark, and with the same rate of a model without

@@ -185,8 +185,8 @@ class PythonTrials:
         data = build(self.data, seed, FederatedData, "data")
         if self.criterion != "train_loss" and data.validation is None:
             raise InvalidData(
-                f'criterion = "{self.criterion}" needs validation clients, and the data {data.name!r} have none. Split them with '
-                'validation clients or examples, or use criterion="train_loss".'
+                f'criterion = "{self.criterion}" needs validation clients, and the data {data.name!r} have none. Split them '
+                'with validation clients or examples, or use criterion="train_loss".'
             )
         return replace(data, test=None)
 

@@ -37,6 +37,7 @@ from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.privacy.observer_table import PrivacyTable
 from equipoise.result import Result
 from equipoise.round import Unprotected
+from equipoise.runs.attack_notices import tell_of_attack
 from equipoise.runs.averaged_model import AveragedModel
 from equipoise.runs.backdoor_rate import BackdoorProbe, try_success
 from equipoise.runs.carried_rules import check_smallest_batches, refuse_unfit_for_carried
@@ -257,11 +258,13 @@ def set_up(
     refuse_missing_groups(parts.risk, data.train.ids)
     with named_part("sampler", algorithm.drawn_by):  # refuses an impossible cohort before any work
         algorithm.drawn_by(0, alpha, clients_per_round=clients_per_round, seed=seed)
+    in_a_step = clients_per_round if parts.sampler.buffered is None else parts.sampler.buffered.buffer
     for solver in _solvers_at_work(algorithm):
         refuse_wrong_rates(solver, rounds, int(data.train.host_sizes.max()))
     if traits.network is None:
         tell_of_model(task, data, algorithm.solver)
         try_success(task, data)
+        tell_of_attack(data, in_a_step)
     try_own_parts(algorithm, data.train.ids, alpha, clients_per_round, seed)
     personal: PersonalWork | None = None
     adaptation: PersonalWork | None = None
@@ -276,7 +279,6 @@ def set_up(
     protection: Protection = Unprotected(algorithm, data.train, rounds)
     if algorithm.privacy is not None:
         require(parts.privacy.protect is not None, "privacy", "must be a part of equipoise.privacy", algorithm.privacy)
-        in_a_step = clients_per_round if parts.sampler.buffered is None else parts.sampler.buffered.buffer
         size = RunSize(len(data.train), in_a_step, rounds, task.layout.dimension, seed, data.train.ids)
         protection = algorithm.privacy.protect(algorithm, size)
         tell_large_delta(protection, len(data.train))
