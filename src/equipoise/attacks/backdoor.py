@@ -108,6 +108,16 @@ class Backdoor:
         held: Any = clients.x if self.leaf is None else clients.x[self.leaf]
         return float(held.max()) if self.value is None else self.value
 
+    def weakness(self, clients: ClientSet, classes: int, attackers: int, cohort: int) -> str:
+        """A notice if the mark covers whole inputs of the training `clients`, whoever attacks; else ""."""
+        shape = tuple(self.marked_leaves(clients, classes)[0].shape[1:])
+        if math.prod(shape) < 2 or any(side > self.patch for side in shape[-2:]):
+            return ""
+        return (
+            f"The mark of the backdoor, patch={self.patch}, covers whole inputs of shape {shape}: nothing of an example is "
+            "left beside it. Take a smaller patch."
+        )
+
     def probe(self, clients: ClientSet, train: ClientSet, classes: int) -> tuple[ClientSet, Tensor] | None:
         """The clients' examples of other classes than `target`, marked and labelled `target`; None if there are none.
 
