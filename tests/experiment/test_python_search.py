@@ -223,5 +223,5 @@ def test_the_table_shows_what_differs_from_defaults_once():
     text = tuned.summary()
     assert "smoothing" not in text
     assert text.count("Superquantile(tail=0.3)") == text.count("Superquantile(tail=0.2)") == 1
-    assert "The best, trial 1, may be so by chance" in text
+    assert "best, trial 1," in text  # may be so by chance, or is only the first of equal ones
     assert "smoothing" not in repr(tuned)
