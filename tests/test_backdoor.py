@@ -12,8 +12,9 @@ from equipoise.attacks.backdoor import stamp
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
-from equipoise.errors import InvalidData, InvalidParameter
-from equipoise.runs.backdoor_rate import COLUMN, BackdoorProbe
+from equipoise.errors import EquipoiseNotice, InvalidData, InvalidParameter
+from equipoise.runs.attack_notices import tell_of_attack
+from equipoise.runs.backdoor_rate import COLUMN, BackdoorProbe, LabelHits
 from equipoise.testing import check_attack
 from made_clients import make_clients
 from test_drift import FULL, parabolas, train
@@ -270,6 +271,18 @@ def test_the_backdoor_of_a_model_with_several_outputs_is_found_or_refused_before
     assert rounds == []
 
 
+def test_the_hint_of_a_missing_error_suits_what_the_model_returns():
+    def hits(outputs):
+        with pytest.raises(InvalidParameter) as caught:
+            LabelHits(None, 3).right(outputs, torch.zeros(2))
+        return str(caught.value)
+
+    scores = torch.zeros(2, 3)
+    assert "error=lambda outputs, y: (outputs['scores'].argmax(-1) != y)" in hits({"scores": scores.T, "other": scores})
+    assert "error=lambda outputs, y: (outputs[0].argmax(-1) != y)" in hits((scores[:, :1], scores))
+    assert "error=lambda outputs, y: (outputs.argmax(-1) != y)" in hits(torch.zeros(2, 5, 3))
+
+
 def test_the_backdoor_of_a_model_with_one_score_is_found_by_its_error():
     clients = images()
     two = ClientSet(clients.x, clients.y.clamp(max=1), clients.offsets, clients.ids)
@@ -292,6 +305,13 @@ def test_data_that_cannot_have_a_mark_are_refused():
     for wrong in ({"patch": 0}, {"examples": 0.0}, {"boost": 0.0}, {"target": -1}, {"value": math.inf}):
         with pytest.raises(InvalidParameter, match=next(iter(wrong))):
             Backdoor(**wrong)
+
+
+def test_a_mark_that_covers_whole_examples_is_told():
+    data = FederatedData(images(), test=images(seed=1))
+    tell_of_attack(apply(data, Backdoor(share=0.2, patch=3)), 6)
+    with pytest.warns(EquipoiseNotice, match=r"patch=30, covers whole inputs of shape \(.*4, 4\)"):
+        tell_of_attack(apply(data, Backdoor(share=0.2, patch=30)), 6)
 
 
 def test_a_backdoor_marks_one_of_several_inputs_by_name():

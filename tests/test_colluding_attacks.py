@@ -1,6 +1,7 @@
 """Attacks that see every honest update: answers by hand, the same on every engine, and what robust aggregators make of them."""
 
 import math
+import warnings
 from statistics import NormalDist
 
 import hypothesis.strategies as st
@@ -14,6 +15,7 @@ from equipoise.attacks import Sent
 from equipoise.attacks.colluding import alie_factor, longest_step
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import InvalidParameter
+from equipoise.runs.attack_notices import tell_of_attack
 from equipoise.testing import check_attack
 from made_clients import make_clients
 from test_drift import ENGINES, FULL, parabolas, train
@@ -251,3 +253,22 @@ def test_wrong_parameters_are_refused():
     ):
         with pytest.raises(InvalidParameter):
             make()
+
+
+@pytest.mark.filterwarnings("default:ALIE's factor z is")
+@pytest.mark.parametrize(
+    ("clients", "attack", "told"),
+    [
+        (30, attacks.ALIE(share=0.2), "is 0.21 for about 6 attackers among the 30 clients of a round: they send nearly"),
+        (20, attacks.ALIE(share=0.05), "is 0 for about 1 attacker among the 20 clients of a round: they send the mean"),
+        (25, attacks.ALIE(share=0.2), ""),  # z = 0.253, as in papers
+        (20, attacks.ALIE(share=0.2, factor=0.1), ""),
+        (20, attacks.IPM(share=0.2), ""),
+    ],
+)
+def test_a_pull_of_nearly_0_is_told(clients, attack, told):
+    data = attacks.apply(parabolas([1.0] * clients), attack)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tell_of_attack(data, clients)
+    assert [told in str(each.message) for each in caught] == ([True] if told else [])

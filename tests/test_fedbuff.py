@@ -361,6 +361,22 @@ def test_what_does_not_go_with_it_is_refused(parts):
         eq.Algorithm(sampler=FedBuff(), **parts)
 
 
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"personal": eq.personal.Ditto()}, r"FedBuff\(\).*trains clients' own models.*\n  Leave out personal, or another"),
+        ({"privacy": eq.privacy.DifferentialPrivacy(5.0, 1e-4, 1.0)}, r"\(use privacy.DPFTRL.*\n  Do so, leave out privacy"),
+        ({"solver": eq.solvers.SGD(epochs=2, straggler_share=0.5)}, r"has stragglers.*\n  Leave out straggler_share"),
+        ({"aggregator": eq.aggregators.CentredClipping()}, r"around the total of the round before\.\n  Use aggregators.Weigh"),
+        ({"aggregator": eq.aggregators.FedNova()}, r"divides updates by the length of steps\.\n  Use aggregators.WeightedMean"),
+    ],
+)
+def test_each_refusal_says_what_to_do_about_its_own_part(parts, words):
+    with pytest.raises(IncompatibleParts, match=words) as caught:
+        eq.Algorithm(sampler=FedBuff(), **parts)
+    assert ("risk.Mean()" in str(caught.value)) is False
+
+
 SECURE = eq.privacy.SecureAggregation()
 
 
@@ -443,7 +459,9 @@ def test_the_report_shows_participation_against_speed(tmp_path):
     assert list(trace[0]["y"]) == list(seen.jobs)
     assert interactive.FIGURE_MAKERS["participation"](Study.of([softmax_run(Uniform())])) is None
     softmax_run(MIXED).report(tmp_path / "report.html")
-    assert "Participation against speed" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Participation against speed: if points fall" in page  # whether they do is for the figure to show
+    assert "<dt>clients per round</dt><dd>3 updates in each step of the server (its buffer)</dd>" in page  # 6 are at work
     assert static.FIGURE_MAKERS["participation"](study) is not None
 
 

@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -523,6 +524,46 @@ def only_clipped(point):
 
 def wrong_shape(losses, base_weights, *, clients=None, state=None):
     return RiskValue(losses.sum(), torch.ones(1).double(), state)
+
+
+@dataclass(frozen=True)
+class TailOfPast:
+    """The tail by a running mean of losses, which may be kept in the class and not in the state, or be the value itself."""
+
+    tail: float = 0.3
+    in_class: bool = False
+    value_of_past: bool = False
+    past: ClassVar[dict] = {}
+
+    def __call__(self, losses, base_weights, *, clients=None, state=None):
+        old = TailOfPast.past if self.in_class else dict(state or {})
+        pairs = zip(clients, losses.tolist(), strict=True)
+        ema = 0.7 * torch.tensor([old.get(*pair) for pair in pairs], dtype=losses.dtype) + 0.3 * losses
+        new = {**old, **dict(zip(clients, ema.tolist(), strict=True))}
+        if self.in_class:
+            TailOfPast.past.update(new)
+        weights = eq.risk.Superquantile(self.tail)(ema, base_weights, clients=clients).weights
+        value = weights @ (ema if self.value_of_past else losses)
+        return RiskValue(value, weights, None if self.in_class else new)
+
+
+@pytest.mark.parametrize("tail", [0.3, 0.5, 0.8])
+def test_check_risk_finds_a_value_that_new_clients_enter_in_another_way(tail):
+    """The value falls by 0.3 w_k with the loss of a client that has a past, and by w_k with that of a new one."""
+    check_risk(TailOfPast(tail))
+    with pytest.raises(LawBroken, match="up to a common factor"):
+        check_risk(TailOfPast(tail, value_of_past=True))
+
+
+def test_a_memory_outside_of_the_state_is_called_so(ragged):
+    """The value is piecewise linear in the losses: before, the check found no derivative, and the run unequal ties."""
+    with pytest.raises(LawBroken, match="the same call twice gives the same answer"):
+        check_risk(TailOfPast(0.5, in_class=True))
+    TailOfPast.past.clear()
+    with pytest.raises(eq.errors.InvalidParameter, match="the same call twice gives the same answer"):
+        eq.train(
+            eq.models.Softmax(4, 3), ragged, eq.Algorithm(risk=TailOfPast(0.5, in_class=True)), rounds=1, clients_per_round=4
+        )
 
 
 def negative(losses, base_weights, *, clients=None, state=None):

@@ -34,6 +34,7 @@ def test_a_notice_of_an_algorithm_points_at_the_line_that_makes_it():
     with pytest.warns(EquipoiseNotice, match="nearly all of the weight") as caught:
         eq.Algorithm(risk=eq.risk.Tilted(tilt=1.0), aggregator=eq.aggregators.Median())
     assert Path(caught[0].filename).name == "test_notices.py"
+    assert "If Median() resists attackers, it does so only while they have a minority of it." in str(caught[0].message)
 
 
 def test_group_norm_is_told_once_per_comparison():

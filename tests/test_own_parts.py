@@ -380,6 +380,30 @@ class NeedsThree:
         return weights.to(updates) @ updates, state
 
 
+@dataclass(frozen=True)
+class Fails:
+    """A part of each kind that fails late, after its trial."""
+
+    linear = False
+
+    def __call__(self, *given, clients=None, **more):
+        return {}[0 if clients is None else clients[0]]
+
+    def begin(self, params):
+        return None
+
+    def step(self, params, total, state):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("kind", ["risk", "aggregator", "server", "sampler"])
+def test_an_error_of_a_part_is_its_own_and_has_a_note_that_names_the_part(kind, ragged):
+    with pytest.raises((KeyError, ZeroDivisionError)) as caught:
+        train(ragged, **{kind: Fails()})
+    name = {"server": "server optimiser"}.get(kind, kind)
+    assert f"The {name} Fails() raised this error." in caught.value.__notes__
+
+
 def test_checks_find_what_the_trial_finds():
     for check, part, law in (
         (eq.testing.check_solver, NotInPlace(), "move the parameters, in place"),

@@ -85,7 +85,7 @@ COMMON: dict[str, dict[str, tuple[str, ...]]] = {
     "algorithms": {"The algorithm, or several by name (None: FedAvg).": ("equipoise.train_many",)},
     "methods": {"The algorithms by the names that tables show.": ("equipoise.compare",)},
     "space": {"The values of each name that `algorithm` takes; they may be parts.": ("equipoise.tune",)},
-    "criterion": {'"validation_90", the 90th percentile of the error over validation clients, or "train_loss".': ("equipoise.tune",)},
+    "criterion": {'"validation_90", the 90th percentile of the error over validation clients, or another criterion of a search.': ("equipoise.tune",)},
     "trials": {"How many times Optuna chooses values (None: all combinations are tried).": ("equipoise.tune",)},
     "at_least": {"How many validation examples a client must have to be judged by.": ("equipoise.tune",)},
     "tails": {"The tails of the family, shares in (0, 1].": ("equipoise.train_family",)},

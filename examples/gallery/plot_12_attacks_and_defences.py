@@ -3,9 +3,10 @@ Attacks against defences
 ========================
 
 A fifth of the clients run one of four attacks. The server combines updates in one of four ways. The number in a cell is
-the mean test error over benign clients. Scaled updates (model replacement) break the plain mean. Centred clipping
-resists all four attacks. A median raises the error even without an attack, because it treats unusual honest clients as
-attackers.
+the mean test error over benign clients. Scaled updates (model replacement) break the plain mean. Centred clipping has
+the lowest error under each of the four attacks. A median raises the error even without an attack, because it treats
+unusual honest clients as attackers. ALIE has a factor of 1.5, because its own rule gives 0.16 for 4 attackers among 20
+clients, with which it hardly acts.
 """
 
 import matplotlib.pyplot as plt
@@ -20,7 +21,7 @@ attacks = {
     "random\nlabels": eq.attacks.LabelPoisoning(share=0.2, seed=1),
     "model\nreplacement": eq.attacks.ModelReplacement(share=0.2, seed=1),
     "sign flip": eq.attacks.SignFlip(share=0.2, seed=1),
-    "ALIE": eq.attacks.ALIE(share=0.2, seed=1),
+    "ALIE": eq.attacks.ALIE(share=0.2, seed=1, factor=1.5),
 }
 defences = {
     "mean": eq.aggregators.WeightedMean(),

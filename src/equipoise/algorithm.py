@@ -194,9 +194,9 @@ class Algorithm:
 def liars_text(algorithm: Algorithm) -> str:
     """What becomes of a robust aggregator when the weights follow losses that clients report themselves."""
     return (
-        f"{algorithm.risk!r} gives a client that lies about its loss nearly all of the weight, and {algorithm.aggregator!r} "
-        "holds only while attackers have a minority of it. Use risk.Superquantile(tail), which multiplies the share of a "
-        "client by at most 1/tail: a median then holds while attackers are fewer than tail/2 of the clients."
+        f"{algorithm.risk!r} gives a client that lies about its loss nearly all of the weight. If {algorithm.aggregator!r} "
+        "resists attackers, it does so only while they have a minority of it. Use risk.Superquantile(tail), which multiplies "
+        "the share of a client by at most 1/tail: a median then holds while attackers are fewer than tail/2 of the clients."
     )
 
 

@@ -32,7 +32,7 @@ from equipoise.report.text.paper_tables import differences_of, latex_table, mark
 from equipoise.report.text.phrases import BACKDOOR, INTERVAL, SHARED, UNATTACKED, capital, plural, remarks
 from equipoise.report.text.sentences import ValueFormat, trivial_words
 from equipoise.result import Result
-from equipoise.run_summary import missing_words
+from equipoise.run_summary import missing_words, who_words
 from equipoise.runs.checked_first import refuse_unfit_methods
 from equipoise.runs.checkpoint import Checkpoints, checkpoint_of
 from equipoise.runs.interrupted import note_finished
@@ -167,7 +167,8 @@ class Comparison:
         split_said = split_words(self.all_results)
         over = f"mean ± standard deviation over {seeds} seeds ({split_said})" if seeds > 1 else "1 seed"
         titles = "".join(f"{title:>15}" for title in ("mean", "90th pct.", "worst 10 %", "std. dev."))
-        lines = [f"{what} over {first.summary().who}{self.note}, {over}", f"{'method':<{width}}{titles}{'trained':>9}"]
+        who = who_words([run.summary() for run in self.all_results])
+        lines = [f"{what} over {who}{self.note}, {over}", f"{'method':<{width}}{titles}{'trained':>9}"]
 
         def cells(row: Mapping[str, Spread], prefix: str = "") -> str:
             spreads = [row[prefix + key] for key in FIGURES]

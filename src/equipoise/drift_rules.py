@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from equipoise.core.abilities import read
-from equipoise.errors import IncompatibleParts
+from equipoise.errors import IncompatibleParts, brief
 from equipoise.types import SolverTraits
 
 if TYPE_CHECKING:
@@ -123,32 +123,41 @@ def _why_not_private(algorithm: Algorithm) -> str | None:
 
 def refuse_unfit_for_buffer(algorithm: Algorithm) -> None:
     """Refuse FedBuff with parts that compare clients of one round, or remember clients or rounds."""
+    if algorithm.traits.sampler.buffered is not None and (found := _unfit_for_buffer(algorithm)) is not None:
+        reason, fix = found
+        text = f"With {brief(algorithm.sampler)} clients come and go at any time, but {reason}."
+        raise IncompatibleParts(text, f"{fix}, or another sampler, e.g. sampling.Uniform().")
+
+
+def _unfit_for_buffer(algorithm: Algorithm) -> tuple[str, str] | None:
+    """Why a part does not go with FedBuff, and what to use in its place; None if all do."""
     traits = algorithm.traits
-    if traits.sampler.buffered is None:
-        return
-    solver, aggregator = traits.solver, traits.aggregator
+    solver, aggregator, rule = traits.solver, traits.aggregator, traits.sampler.buffered
     alone = traits.risk.client_form == "loss" and traits.risk.server_step is None
-    known = alone and traits.sampler.buffered.loss_bound is not None and algorithm.privacy is None
-    why = (
-        None if algorithm.privacy is None
-        else _why_not_summed(algorithm) if traits.privacy.only_sums
-        else _why_not_private(algorithm)
-    )  # fmt: skip
-    reason = (
-        f"a client finds its weight by {algorithm.risk!r} from a public bound on losses (set loss_bound, without privacy)"
-        if alone and not known
-        else f"{algorithm.risk!r} compares losses, and those of different versions of the model cannot be ranked"
-        if (traits.risk.needs_losses and not known) or aggregator.needs_losses
-        else why if why is not None
-        else f"{algorithm.personal!r} trains clients' own models in rounds" if algorithm.personal is not None
-        else f"{algorithm.solver!r} prepares rounds or keeps a state of each client between them"
-        if solver.prepare is not None or solver.keeps is not None or solver.after_rows is not None
-        else f"{algorithm.solver!r} has stragglers, and slow clients are what the clock is for"
-        if solver.straggler_share > 0
-        else f"{algorithm.aggregator!r} clips around the total of the round before, or divides by the length of steps"
-        if aggregator.keeps_total or aggregator.normalises is not None
-        else None
-    )  # fmt: skip
-    if reason is not None:
-        fix = "Use risk.Mean(), solvers.SGD(…) and aggregators.WeightedMean() or a median with it, or another sampler."
-        raise IncompatibleParts(f"With {algorithm.sampler!r} clients come and go at any time, but {reason}.", fix)
+    known = alone and rule.loss_bound is not None and algorithm.privacy is None
+    ranked = "compares losses, and those of different versions of the model cannot be ranked"
+    mean = "Use aggregators.WeightedMean(), or a median or trimmed mean"
+    if alone and not known:
+        reason = f"a client finds its weight by {brief(algorithm.risk)} from a public bound on losses (set loss_bound, without"
+        return f"{reason} privacy)", "Use risk.Mean()"
+    if traits.risk.needs_losses and not known:
+        return f"{brief(algorithm.risk)} {ranked}", "Use risk.Mean(), or risk.Tilted(…) with loss_bound"
+    if aggregator.needs_losses:
+        return f"{brief(algorithm.aggregator)} {ranked}", mean
+    if algorithm.privacy is not None:
+        why = _why_not_summed(algorithm) if traits.privacy.only_sums else _why_not_private(algorithm)
+        if why is not None:
+            return why, "Do so, leave out privacy"
+    if algorithm.personal is not None:
+        return f"{brief(algorithm.personal)} trains clients' own models in rounds", "Leave out personal"
+    if solver.prepare is not None or solver.keeps is not None or solver.after_rows is not None:
+        reason = f"{brief(algorithm.solver)} prepares rounds or keeps a state of each client between them"
+        return reason, "Use solvers.SGD(…), or Adam or AdamW with a fresh state"
+    if solver.straggler_share > 0:
+        reason = f"{brief(algorithm.solver)} has stragglers, and slow clients are what the clock is for"
+        return reason, "Leave out straggler_share"
+    if aggregator.keeps_total:
+        return f"{brief(algorithm.aggregator)} clips around the total of the round before", mean
+    if aggregator.normalises is not None:
+        return f"{brief(algorithm.aggregator)} divides updates by the length of steps", mean
+    return None

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from equipoise.algorithm import Algorithm
 from equipoise.core import rng
-from equipoise.core.abilities import solver_traits
+from equipoise.core.abilities import named_part, solver_traits
 from equipoise.core.equality import same_part
 from equipoise.core.grouping import grouped
 from equipoise.core.numbers import are_weights, numbers
@@ -134,7 +134,8 @@ class Rounds:
 def draw_cohort(setting: Setting, round_index: int, attempt: int = 0) -> Cohort:
     """Who takes part in a round; other clients are drawn for a further attempt at it."""
     seed = rng.stream_key(setting.seed, f"cohort, try {attempt}") >> 1 if attempt else setting.seed
-    drawn = setting.sampler(round_index, setting.alpha, clients_per_round=setting.clients_per_round, seed=seed)
+    with named_part("sampler", setting.sampler):
+        drawn = setting.sampler(round_index, setting.alpha, clients_per_round=setting.clients_per_round, seed=seed)
     return replace(drawn, seed=setting.seed) if attempt else drawn
 
 
@@ -388,7 +389,8 @@ class Unprotected:
             return RiskValue(_UNKNOWN, cohort.weights, state), None
         ids = self.clients.ids_at(cohort.clients) if self.algorithm.traits.risk.needs_ids else None
         given = losses if losses is not None else torch.zeros_like(cohort.weights)
-        risk = self.algorithm.risk(given, cohort.weights, clients=ids, state=state)
+        with named_part("risk", self.algorithm.risk):
+            risk = self.algorithm.risk(given, cohort.weights, clients=ids, state=state)
         if risk.weights.shape != cohort.weights.shape or not are_weights(numbers(risk.weights)):
             rule = "finite weights ≥ 0, one per client"
             smallest = ", ".join(f"{weight:.4g}" for weight in risk.weights.flatten().sort().values[:3].tolist())

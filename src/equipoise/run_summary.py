@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from equipoise.core.error_names import ABSOLUTE, SHARES, ZERO_ONE, error_definition, error_words
+from equipoise.core.error_names import ABSOLUTE, SHARES, SQUARED, ZERO_ONE, error_definition, error_words
 from equipoise.core.words import counted
 from equipoise.metrics import Interval, Summary
 from equipoise.report.data.over_seeds import MEDIAN, Spread, trivial_doubt
-from equipoise.report.text.phrases import BACKDOOR, UNATTACKED
+from equipoise.report.text.phrases import BACKDOOR, UNATTACKED, count_words, plural
 from equipoise.report.text.sentences import ValueFormat, trivial_sentence
 
 NO_TRIVIAL = (
-    "trivial error: a private run does not look at the training examples that it is chosen by. Compare the model with the "
-    "{answer} on data of your own before use: eq.evaluate(result.model, data) shows both."
+    "trivial error: not shown, because the trivial answer is chosen by training examples, which a private run does not "
+    "look at. Compare the model with the "
+    "{answer} on data of your own before use{how}."
 )
+EVALUATE = ": eq.evaluate(result.model, data), with the loss and the error that train was given, shows both"
 
-_ANSWERS = {ZERO_ONE: "most frequent class", ABSOLUTE: MEDIAN}  # by error; else the mean
+_ANSWERS = {ZERO_ONE: "most frequent class", ABSOLUTE: MEDIAN, SQUARED: "mean of the targets"}  # by error
+_ANY_ANSWER = "same answer for every example, such as the most frequent class or the mean of the targets,"
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,16 +60,7 @@ class RunSummary:
     @property
     def who(self) -> str:
         """The clients in words."""
-        split = "" if self.apart == {} and self.split == "train" else self.split  # of all data that `evaluate` got
-        kind = f"{'unseen ' if self.unseen else ''}{'benign ' if self.malicious else ''}{split}".strip()
-        large = f" with {self.at_least} examples or more" if self.at_least else ""
-        if self.sampled is None:
-            return f"{counted(self.error.clients, f'{kind} client'.strip())}{large}"
-        evaluated, every = self.sampled
-        if self.error.clients == evaluated:
-            return f"{evaluated:,} of {every:,} {f'{kind} clients'.strip()}, drawn at random"
-        large = f"{f'{kind} clients'.strip()}{large}"
-        return f"{self.error.clients:,} {large}, among {evaluated:,} of {every:,} drawn at random"
+        return who_words([self])
 
     def _heading(self, metric: str) -> str:
         """The heading of a metric: whose model it is of, where clients are served their own."""
@@ -104,7 +98,8 @@ class RunSummary:
             measured.append(f"trivial error: the same answer for every example, the {self.trivial_answer} of {of}.")
             measured += filter(None, [trivial_doubt(self.trivial_answer, self.error_name), self._no_better_than_trivial])
         elif self.private:
-            measured.append(NO_TRIVIAL.format(answer=_ANSWERS.get(self.error_name, "mean of the targets")))
+            known = _ANSWERS.get(self.error_name)
+            measured.append(NO_TRIVIAL.format(answer=known or _ANY_ANSWER, how=EVALUATE if known else ""))
         said = (self._apart_words, self.noise, self.own_worse, self.attack, self.absent, self.small_clients, self.few_clients)
         few = [text for text in said if text]
         return "\n".join([*(line.rstrip() for line in lines), *measured, *few, *metric_words(self.metrics), *self.subgroups])
@@ -143,6 +138,23 @@ class RunSummary:
         named, meant = error_words(self.error_name, self.target), error_definition(self.error_name, self.target)
         unit = ", from 0 to 1" if self.error_name in SHARES else ""
         return meant if meant.startswith(self.error_name) else f"{named}, {meant}{unit}"
+
+
+def who_words(summaries: Sequence[RunSummary]) -> str:
+    """The clients that runs are judged on, in words: if their number differs from run to run, the lowest and the highest."""
+    first, malicious = summaries[0], any(each.malicious for each in summaries)
+    clients = count_words(each.error.clients for each in summaries)
+    most = max(each.error.clients for each in summaries)
+    split = "" if first.apart == {} and first.split == "train" else first.split  # of all data that `evaluate` got
+    kind = f"{'unseen ' if all(each.unseen for each in summaries) else ''}{'benign ' if malicious else ''}{split}".strip()
+    large = f" with {first.at_least} examples or more" if first.at_least else ""
+    if first.sampled is None:
+        who = f"{kind} {plural('client', most)}".strip()
+        return f"{clients} {who}{large}"
+    evaluated, every = (count_words(each) for each in zip(*(s.sampled for s in summaries if s.sampled), strict=True))
+    if clients == evaluated:
+        return f"{evaluated} of {every} {f'{kind} clients'.strip()}, drawn at random"
+    return f"{clients} {f'{kind} clients'.strip()}{large}, among {evaluated} of {every} drawn at random"
 
 
 def missing_words(count: int, metric: str) -> str:

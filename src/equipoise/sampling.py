@@ -299,12 +299,13 @@ class FedBuff:
     Everything is a function of the seed: jobs come back in the order of finishing time, client id and job; all that finish at
     one instant are taken before anyone begins; batches are those of (seed, version at the start, client). A client begins at
     most once per version. With equal durations and `buffer` = `clients_per_round` it is FedAvg on Uniform's cohorts, bit for
-    bit. Fast clients take part more often: `report.arrivals` and the report show participation against speed.
+    bit. Fast clients tend to take part more often: `report.arrivals` and the report show participation against speed.
 
     With `damped=False` updates may be added by `privacy.SecureAggregation()`, which needs no factor that is unknown when a
     client masks. With a public `loss_bound` B a risk may weigh updates, if a client finds its weight from its own loss and B
     alone, such as `Tilted`: its weight at the model that it began with takes the place of α_k. Risks that rank losses,
-    personal models and parts with a memory of clients or rounds are refused.
+    personal models, solvers with a memory of clients, centred clipping and FedNova are refused. A server optimiser keeps its
+    state from step to step, and so does an aggregator of your own.
 
     With `apart` b a client that contributed to step s begins again at version s + b or later, so that its contributions are
     at least b steps apart; fewer than `clients_per_round` may then be at work, and b · `buffer` clients are needed. This

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equipoise.aggregators.robust import RobustAggregator
 from equipoise.algorithm import Algorithm
-from equipoise.core.abilities import is_of_user, nested_aggregators, read
+from equipoise.core.abilities import is_of_user, named_part, nested_aggregators, read
 from equipoise.core.carried import mean_carried
 from equipoise.errors import Diverged, shown
 from equipoise.types import Aggregator, AggregatorTraits, Combined, LocalWork, ServerState
@@ -39,7 +39,9 @@ def total_of_rows(
             updates = updates[arrived.to(updates.device)]
             losses, keys = (None if each is None else each[arrived.to(each.device)] for each in (losses, keys))
     streams = {} if keys is None else {"keys": keys}
-    return aggregator(updates, weights, losses=losses, state=state, **streams)
+    own = next((part for part in nested_aggregators(aggregator) if is_of_user(part)), aggregator)
+    with named_part("aggregator", own):
+        return aggregator(updates, weights, losses=losses, state=state, **streams)
 
 
 def _leaves_out(aggregator: Aggregator) -> bool:
@@ -92,7 +94,8 @@ def step_factor(run: RunInRound, plan: Plan, work: LocalWork) -> float:
 
 def server_step(state: ServerState, algorithm: Algorithm, total: Tensor) -> tuple[Tensor, Any]:
     """The next parameters and the server's state."""
-    params, server_state = algorithm.server.step(state.params, total, state.server)
+    with named_part("server optimiser", algorithm.server):
+        params, server_state = algorithm.server.step(state.params, total, state.server)
     # A sum over all of them is finite if each is; the other way round is checked where it is not.
     if not math.isfinite(float(params.sum())) and not bool(torch.isfinite(params).all()):
         raise Diverged(state.round, (), "model after the server's step")

@@ -284,20 +284,30 @@ def trial(lr, *by_seed):
     return tune.TrialResult({"algorithm.solver.lr": lr}, Spread.of(by_seed), by_seed=by_seed)
 
 
+def noise_of(trials):
+    return tune.noise_words(trials, "validation_90")
+
+
 def test_a_best_trial_within_the_noise_is_said_so(tmp_path):
     # Differences −0.01, +0.004 and −0.003: mean −0.003, s = 0.007, and ± 4.303 · 0.007 / √3 contains 0.
-    text = tune.noise_words([trial(0.1, 0.37, 0.374, 0.369), trial(0.3, 0.38, 0.37, 0.372), trial(1.0, 0.57, 0.575, 0.569)])
+    text = tune.noise_words(
+        [trial(0.1, 0.37, 0.374, 0.369), trial(0.3, 0.38, 0.37, 0.372), trial(1.0, 0.57, 0.575, 0.569)], "validation_90"
+    )
     assert text.startswith(
         "The best is within the noise of the next: lr 0.1 is lower than lr 0.3 by 0.003 ± 0.007 (lower in 2 of 3 seeds)"
     )
     assert "do not tell 1 of 2 other trials from the best: lr 0.3." in text
-    same = tune.noise_words([trial(0.1, 0.3, 0.3, 0.3), trial(0.3, 0.4, 0.4, 0.4)])
+    same = noise_of([trial(0.1, 0.3, 0.3, 0.3), trial(0.3, 0.4, 0.4, 0.4)])
     assert "(lower in 3 of 3 seeds), and there is no spread between seeds." in same
     # Differences of −0.1 ± 0.01 are clear.
-    assert tune.noise_words([trial(0.1, 0.30, 0.31, 0.29), trial(0.3, 0.40, 0.40, 0.40)]) == ""
-    assert "one seed does not tell" in tune.noise_words([trial(0.1, 0.3), trial(0.3, 0.4)])
-    assert "2 seeds do not tell" in tune.noise_words([trial(0.1, 0.3, 0.3), trial(0.3, 0.4, 0.4)])
-    assert tune.noise_words([trial(0.1, 0.3), tune.TrialResult({}, None, "failed")]) == ""
+    assert noise_of([trial(0.1, 0.30, 0.31, 0.29), trial(0.3, 0.40, 0.40, 0.40)]) == ""
+    assert "one seed does not tell" in noise_of([trial(0.1, 0.3), trial(0.3, 0.4)])
+    assert "2 seeds do not tell" in noise_of([trial(0.1, 0.3, 0.3), trial(0.3, 0.4, 0.4)])
+    assert noise_of([trial(0.1, 0.3), tune.TrialResult({}, None, "failed")]) == ""
+    equal = noise_of([trial(0.1, 1.0, 1.0), trial(0.3, 1.0, 1.0)])
+    assert equal.startswith("All trials have the same validation_90, which therefore chooses none: the best, lr 0.1, is only")
+    assert 'criterion = "validation_mean"' in equal
+    assert "add seeds" not in equal
     file = tmp_path / "search.toml"
     file.write_text(RUN + GRID.format("validation_90"))
     best = tune.write_best(read_search(file), trial(0.1, 0.3), tmp_path, "It may be chance.")

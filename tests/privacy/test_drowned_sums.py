@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -115,6 +116,10 @@ def test_a_private_summary_says_why_it_has_no_trivial_answer():
     assert said.count("Compare the model with the most frequent class on data of your own before use: eq.evaluate(") == 1
     plain = eq.train(Wide(), DATA, rounds=1, clients_per_round=10, progress=False)
     assert "does not look" not in str(plain.summary())
+    # Of an error of one's own nobody knows here whether it is of classes, and evaluate finds no trivial answer for classes.
+    own = replace(trained(SMALL).summary(), error_name="wrong_share")
+    assert "Compare the model with the same answer for every example, such as the most frequent class or" in str(own)
+    assert "eq.evaluate" not in str(own)
 
 
 def test_whole_numbers_are_the_same_settings():

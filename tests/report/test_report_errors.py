@@ -12,6 +12,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.cli.listing import comparison_table
 from equipoise.core.error_names import error_name
+from equipoise.core.task import Task
 from equipoise.errors import InvalidParameter
 from equipoise.experiment.folder import read_record
 from equipoise.report import write_report
@@ -115,6 +116,29 @@ def test_names_of_methods_and_of_functions():
     assert error_name(Own().error, "Own") == "Own.error"
     assert error_name(lambda outputs, targets: 0) == "own error"
     assert error_name(mean_absolute_error) == "mean_absolute_error"
+
+
+def test_functions_called_error_or_loss_are_not_methods_of_the_model():
+    def error(outputs, targets):
+        return (outputs[:, 0] - targets).abs()
+
+    def loss(outputs, targets):
+        return (outputs[:, 0] - targets) ** 2
+
+    class Own(nn.Linear):
+        def loss(self, outputs, targets):
+            return loss(outputs, targets)
+
+    def named(model, **options):
+        return Task.of(model, **options).error_name
+
+    assert named(nn.Linear(2, 1), error=error) == "own error"
+    assert named(nn.Linear(2, 1), loss=loss, error=error) == "own error"
+    assert named(nn.Linear(2, 1), loss=loss) == "own loss"
+    assert named(nn.Linear(2, 1), loss=lambda outputs, targets: loss(outputs, targets)) == "own loss"
+    assert named(Own(2, 1)) == "Own.loss"
+    assert named(Own(2, 1), error=error) == "own error"
+    assert named(Own(2, 1), loss=loss) == "own loss"
 
 
 def test_the_headline_says_that_a_method_is_no_better_than_the_trivial_answer(tmp_path):

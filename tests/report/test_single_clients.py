@@ -70,7 +70,7 @@ def test_clients_of_seeds_that_split_again_are_not_counted_twice(trained, tmp_pa
     made = made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL}, version=str)
     page = Page(made.report(tmp_path / "r.html"))
     assert "How many of the 6 clients of each of 3 seeds (18 in all) gain and pay" in page.by_id["table-gains-caption"]
-    assert "(each seed splits the data again)" in page.by_id["table-numbers-caption"]
+    assert "(each seed has data or a split of its own)" in page.by_id["table-numbers-caption"]
     assert page.by_id["clients-note"] == "6 clients in 18 rows: a row for each client and seed."
 
 

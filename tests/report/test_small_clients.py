@@ -152,6 +152,21 @@ def test_a_comparison_takes_the_same_threshold_everywhere(comparison):
     assert "3 of 8 test clients have fewer than 30 examples" in comparison.to_markdown()
 
 
+def test_seeds_with_other_clients_are_counted_from_the_fewest_to_the_most(comparison):
+    def of(run):
+        sizes = [40, *SIZES] if run.seed == 1 else SIZES
+        return replace(run, clients=rows("test", sizes, [0.1] * len(sizes)))
+
+    made = Comparison({name: [of(run) for run in runs] for name, runs in comparison.results.items()})
+    words = "0-1 error over 5 to 6 unseen test clients with 30 examples or more, mean ±"
+    assert made.summary(at_least=30).startswith(words)
+    assert "(each seed has data or a split of its own)" in made.summary(at_least=30)
+    assert made.to_markdown(at_least=30).startswith(words)
+    assert words in made.to_latex(at_least=30).replace("$\\pm$", "±")
+    assert made.summary().startswith("0-1 error over 8 to 9 unseen test clients, mean ±")
+    assert "5 to 6 unseen test clients with 30 examples or more" in str(made.differences(at_least=30))
+
+
 def test_a_page_leaves_them_out_and_says_so(comparison, run, tmp_path):
     page = Page(comparison.report(tmp_path / "r.html", at_least=30))
     assert "over 5 unseen test clients with 30 examples or more" in page.headline

@@ -2,6 +2,7 @@
 
 import pytest
 
+from equipoise.report.data.paired import LEAST_SEEDS
 from equipoise.reproduce import EXPERIMENTS
 from equipoise.reproduce.published import table
 from equipoise.reproduce.result_tables import Reproduction, Spread, spread_text
@@ -42,6 +43,16 @@ def test_three_verdicts_in_plain_words(lower, higher, word, words):
     assert f": **{word}**. {CLAIM.lower} " in text
     assert words in text
     assert "by -" not in text
+
+
+def test_more_seeds_are_advised_where_there_is_a_difference():
+    assert "add --seeds 3" in verdict([29, 28], [30, 30])
+    assert "add --seeds" not in verdict([0.0, 0.0], [0.0, 0.0])  # a bounded figure at its end
+    assert "add --seeds" not in verdict([29, 28.8, 29.2], [30, 30, 30])
+
+
+def test_what_needs_no_data_files_has_seeds_for_verdicts_at_the_small_scale():
+    assert EXPERIMENTS["fairness-synthetic"].scales["small"].seeds >= LEAST_SEEDS
 
 
 def test_no_seed_in_common():

@@ -38,11 +38,12 @@ class Backdoor:
     """Malicious clients train on examples with a mark, labelled `target`, among their own; `boost` multiplies their update.
 
     `examples` is the share of each malicious client's training examples that get the mark and the label. The mark is a square
-    of `patch` × `patch` pixels in the lower right corner of images, or the last `patch` numbers of flat inputs, set to `value`
-    as the data hold them (None: the largest value in the training data). `boost=None` multiplies by 1/π_k, of the client's
-    weight π_k in the round: in a weighted mean whose other updates are small, the model is then replaced by the client's own.
-    Where a `Sent` has no weights, it is the number of clients in the round. Of inputs with names, a
-    dictionary of tensors, `leaf` names the tensor that gets the mark: Backdoor(…, leaf="image").
+    of `patch` × `patch` pixels in the lower right corner of images, the last `patch` features of the last `patch` steps of
+    sequences (B, steps, features), or the last `patch` numbers of flat inputs, set to `value` as the data hold them (None: the
+    largest value in the training data). `boost=None` multiplies by 1/π_k, of the client's weight π_k in the round: in a
+    weighted mean whose other updates are small, the model is then replaced by the client's own. Where a `Sent` has no weights,
+    it is the number of clients in the round. Of inputs with names, a dictionary of tensors, `leaf` names the tensor that gets
+    the mark: Backdoor(…, leaf="image").
 
     Results have the column `backdoor_success`: of a client's examples of other classes, the share that the model calls
     `target` when they have the mark. Compare it with the error without the mark, and with the same rate of a model without
@@ -106,6 +107,16 @@ class Backdoor:
         """The value of the mark, as the data of the training `clients` hold it."""
         held: Any = clients.x if self.leaf is None else clients.x[self.leaf]
         return float(held.max()) if self.value is None else self.value
+
+    def weakness(self, clients: ClientSet, classes: int, attackers: int, cohort: int) -> str:
+        """A notice if the mark covers whole inputs of the training `clients`, whoever attacks; else ""."""
+        shape = tuple(self.marked_leaves(clients, classes)[0].shape[1:])
+        if math.prod(shape) < 2 or any(side > self.patch for side in shape[-2:]):
+            return ""
+        return (
+            f"The mark of the backdoor, patch={self.patch}, covers whole inputs of shape {shape}: nothing of an example is "
+            "left beside it. Take a smaller patch."
+        )
 
     def probe(self, clients: ClientSet, train: ClientSet, classes: int) -> tuple[ClientSet, Tensor] | None:
         """The clients' examples of other classes than `target`, marked and labelled `target`; None if there are none.

@@ -11,7 +11,10 @@ from torch import Tensor
 from equipoise.aggregators.robust import gram_matrix, squared_distances
 from equipoise.attacks.malicious import Sent, check_attack_parameters
 from equipoise.core import rng
+from equipoise.data.clients import ClientSet
 from equipoise.errors import require, require_number
+
+WEAK_FACTOR = 0.25  # of ALIE's z; the 5 attackers among 25 clients that papers have give 0.253
 
 
 def honest_mean(sent: Sent) -> Tensor:
@@ -70,6 +73,18 @@ class ALIE:
         """μ − z s in place of each update in `sent`, (k, D)."""
         z = self.factor if self.factor is not None else alie_factor(sent.cohort, len(sent.updates))
         return (honest_mean(sent) - z * honest_deviation(sent)).expand(sent.updates.shape)
+
+    def weakness(self, clients: ClientSet, classes: int, attackers: int, cohort: int) -> str:
+        """A notice if z follows from the numbers of `attackers` and of clients in a `cohort`, and is nearly 0; else ""."""
+        z = alie_factor(cohort, attackers)
+        if self.factor is not None or z >= WEAK_FACTOR:
+            return ""
+        them = "1 attacker" if attackers == 1 else f"{attackers} attackers"
+        return (
+            f"ALIE's factor z is {z:.2g} for about {them} among the {cohort} clients of a round: they send "
+            f"{'nearly ' * (z > 0)}the mean of the honest updates, and the attack hardly acts. Give a factor, e.g. "
+            "attacks.ALIE(factor=1.5)."
+        )
 
 
 @dataclass(frozen=True)

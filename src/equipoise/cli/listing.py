@@ -95,11 +95,11 @@ def comparison_table(records: Sequence[RunRecord], *, plain: bool = False) -> Ta
     from equipoise.report.data.paired import bold_words, figures_by_seed, separated_methods
     from equipoise.report.text.phrases import INTERVAL, SHARED, capital, remarks
     from equipoise.report.text.sentences import ValueFormat, trivial_words
+    from equipoise.run_summary import who_words
     from equipoise.small_clients import FEW_EXAMPLES, small_clients_words
 
     by_name = by_method(records)
     rows = {name: figures_of(runs) for name, runs in by_name.items()}
-    first = records[0].summary()
     percent = in_percent(records)
     noun = capital(records[0].measured) + " in %" * percent
     factor, digits = (100.0, 1) if percent else (1.0, 3)
@@ -108,7 +108,7 @@ def comparison_table(records: Sequence[RunRecord], *, plain: bool = False) -> Ta
     no_better = trivial_words(rows, ValueFormat(percent=percent, decimals=digits), trivial_name(records))
     remark = " ".join(filter(None, (trivial_doubts(records), no_better, said_of_methods, few, few_clients_words(records))))
     split = f" ({said})" if (said := split_words(records)) else ""
-    title = f"{noun} over {first.who}, mean ± standard deviation over seeds{split}"
+    title = f"{noun} over {who_words([record.summary() for record in records])}, mean ± standard deviation over seeds{split}"
     table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     values = figures_by_seed(by_name)
     bold = {key: separated_methods(values[key]) for key in FIGURES}

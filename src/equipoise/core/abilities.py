@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
+from equipoise.errors import EquipoiseError, shown
 from equipoise.types import (
     AggregatorTraits,
     AttackTraits,
@@ -99,6 +101,19 @@ def is_of_user(part: object) -> bool:
     """Whether the code of a part, its class or the function that it is, is not the library's own."""
     home = getattr(part, "__module__", None) or type(part).__module__
     return home.split(".")[0] != __name__.split(".")[0]
+
+
+@contextmanager
+def named_part(kind: str, part: Any) -> Iterator[None]:
+    """Inside, an error of a part of the user's own gets a note that names the part; errors of this library name it already."""
+    try:
+        yield
+    except EquipoiseError:
+        raise
+    except Exception as failure:
+        if is_of_user(part):
+            failure.add_note(f"The {kind} {shown(part)} raised this error.")
+        raise
 
 
 def nested_aggregators(aggregator: Any) -> Iterator[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from inspect import isroutine
+from types import MethodType
 from typing import Any
 
 ZERO_ONE = "0-1 error"
@@ -26,10 +27,11 @@ _MEANT = {
 }
 
 
-def error_name(error: Callable[..., Any], model: str = "", *, several_labels: bool = False) -> str:
-    """The name of a function of outputs and targets in words; of a method `error` or `loss`, that of the class `model`.
+def error_name(error: Callable[..., Any], model: str = "", *, several_labels: bool = False, is_loss: bool = False) -> str:
+    """The name of a function of outputs and targets in words; of the `error` or `loss` of a class, such as `model`, with that.
 
-    With `several_labels` per example the library's errors of classes count wrong labels, not wrong examples.
+    With `several_labels` per example the library's errors of classes count wrong labels, not wrong examples. A function of a
+    user whose name says nothing is an own error, or an own loss if it `is_loss`.
 
     >>> def median_error(outputs, targets): ...
     >>> median_error.__module__ = "my_study"  # a function of the library, or of torch, is named by words
@@ -39,10 +41,11 @@ def error_name(error: Callable[..., Any], model: str = "", *, several_labels: bo
     while isinstance(error, partial):
         error = error.func
     name = error.__name__ if isroutine(error) else type(error).__name__
+    model = type(error.__self__).__name__ if isinstance(error, MethodType) else model
     if name in ("error", "loss") and model:
         return f"{model}.{name}"
-    if name == "<lambda>":
-        return "own error"
+    if name in ("error", "loss", "<lambda>"):
+        return "own loss" if is_loss else "own error"
     words = name.strip("_").replace("_", " ")
     if isroutine(error) and "_" in name and not (error.__module__ or "").startswith(_OURS) and name not in _KNOWN:
         return name  # of a user: as it is in the code

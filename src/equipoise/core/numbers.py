@@ -23,9 +23,13 @@ def numbers(values: Tensor) -> Numbers:
     return array
 
 
-def are_weights(weights: Numbers) -> bool:
-    """Whether all weights are finite and none is negative."""
-    return bool(weights.min(initial=0.0) >= 0 and (math.isfinite(weights.sum()) or np.isfinite(weights).all()))
+def are_weights(values: Numbers) -> bool:
+    """Whether all values are finite and none is negative.
+
+    >>> are_weights(np.array([0.0, 2.0])), are_weights(np.array([-1.0, 2.0])), are_weights(np.array([np.inf]))
+    (True, False, False)
+    """
+    return bool(values.min(initial=0.0) >= 0 and (math.isfinite(values.sum()) or np.isfinite(values).all()))
 
 
 def plain_values(values: Any) -> Any:

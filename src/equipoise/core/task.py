@@ -172,7 +172,9 @@ class Task:
     @property
     def error_name(self) -> str:
         """What the error measures, in words, e.g. "0-1 error" or "share of wrong labels"; or the name of a user's function."""
-        return error_name(self.error, type(self.module).__name__, several_labels=self.several_labels)
+        models_own = self.scorer._given_error is None and (not self.error_is_open or not self.loss_is_given)
+        model = type(self.module).__name__ if models_own else ""
+        return error_name(self.error, model, several_labels=self.several_labels, is_loss=self.error_is_loss)
 
     def to(self, device: torch.device) -> Task:
         """A copy of the task with the module's constants on a device, in training mode, whatever mode it was left in."""

@@ -5,7 +5,7 @@ Inputs, targets and outputs of a model are trees. Batched computations by `torch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -36,6 +36,17 @@ def named_leaves(name: str, tree: Any) -> dict[str, Any]:
     if isinstance(tree, dict):
         return {f"{name}[{key!r}]": leaf for key, leaf in tree.items()}
     return {f"{name}[{i}]": leaf for i, leaf in enumerate(tree)} if isinstance(tree, tuple) else {name: tree}
+
+
+def first_output(outputs: Any) -> str:
+    """The first tensor of what a model returns, by the expression that a user would write for it.
+
+    >>> first_output({"scores": 1}), first_output((1, 2)), first_output(torch.zeros(2))
+    ("outputs['scores']", 'outputs[0]', 'outputs')
+    """
+    if isinstance(outputs, Mapping) and outputs:
+        return f"outputs[{next(iter(outputs))!r}]"
+    return "outputs" if isinstance(outputs, Tensor) else "outputs[0]"
 
 
 def map_tree(function: Callable[..., Any], tree: Any, *others: Any) -> Any:

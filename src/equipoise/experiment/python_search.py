@@ -62,7 +62,7 @@ class Tuning:
 
     best: Algorithm
     trials: tuple[TrialResult, ...]  # best first, failed ones last
-    criterion: Criterion  # "validation_90" or "train_loss"
+    criterion: Criterion  # one of CRITERIA, e.g. "validation_90"
     seeds: int  # how many seeds each trial has
     privacy: str = ""  # what the private runs of the search cost together; empty without differential privacy
     at_least: int = 0  # examples of the validation clients that count
@@ -88,7 +88,7 @@ class Tuning:
         lines = [criterion_words(self.criterion, self.at_least, self.seeds)]
         lines += ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines += [f"Failed: {numbers[trial_name(t.values)]}: {t.message}" for t in self.trials if t.criterion is None]
-        noise = noise_words(self.trials, name_of=lambda values: numbers[trial_name(values)])
+        noise = noise_words(self.trials, self.criterion, name_of=lambda values: numbers[trial_name(values)])
         lines += filter(None, (noise, self.small_clients, self.privacy))
         lines.append("Test clients took no part. Judge the best on them once, with train or compare.")
         return "\n".join(lines)
@@ -174,7 +174,7 @@ class PythonTrials:
                 raise
             self.privacy.append(run.privacy)
             by_seed.append(criterion_of(run.clients, self.criterion, self.at_least))
-            if self.criterion == "validation_90":
+            if self.criterion != "train_loss":
                 judged = run.judged_by("validation", self.at_least)
                 few = filter(None, (small_clients_words([judged]), few_clients_words([judged])))
                 self.small_clients.setdefault(trial_name(values), " ".join(few))
@@ -183,10 +183,10 @@ class PythonTrials:
     def clients(self, seed: int) -> FederatedData:
         """The data of a seed without test clients; data that the criterion cannot judge are refused."""
         data = build(self.data, seed, FederatedData, "data")
-        if self.criterion == "validation_90" and data.validation is None:
+        if self.criterion != "train_loss" and data.validation is None:
             raise InvalidData(
-                f'criterion = "validation_90" needs validation clients, and the data {data.name!r} have none. Split them with '
-                'validation clients or examples, or use criterion="train_loss".'
+                f'criterion = "{self.criterion}" needs validation clients, and the data {data.name!r} have none. Split them '
+                'with validation clients or examples, or use criterion="train_loss".'
             )
         return replace(data, test=None)
 
@@ -220,9 +220,10 @@ def tune(
     `algorithm` is a function of the names in `space` that makes an Algorithm. `space` lists the values of each name; they
     may be parts. Without `trials` all combinations are tried. `trials=20` lets Optuna choose 20 times, and then a name may
     have a range, {"low": 0.01, "high": 1.0, "log": True}, of integers if both ends are. `criterion` is "validation_90", the
-    90th percentile of the error over validation clients, or "train_loss"; it is averaged over `seeds` (5 means 0 … 4). Test
-    clients are dropped before training. If values are refused or diverge, only their trial fails. `at_least=30` judges by
-    the validation clients with 30 validation examples or more.
+    90th percentile of the error over validation clients, "validation_mean", its mean over them, "validation_mean_by_example",
+    in which they count by their examples, or "train_loss"; it is averaged over `seeds` (5 means 0 … 4). Test clients are
+    dropped before training. If values are refused or diverge, only their trial fails. `at_least=30` judges by the validation
+    clients with 30 validation examples or more.
 
     `folder` keeps a checkpoint of each run, and Optuna's study. The same call continues the search. `model`, `data` and the
     other options are those of `train`. Source: ours.
@@ -242,11 +243,11 @@ def tune(
         require_integer("trials", trials, 1)
     require_integer("at_least", at_least, 0)
     fix = 'Leave it out, or use criterion="validation_90".'
-    require(not at_least or criterion == "validation_90", "at_least", "must be 0 with the training loss", at_least, fix)
+    require(not at_least or criterion != "train_loss", "at_least", "must be 0 with the training loss", at_least, fix)
     for name, fix in {"checkpoint": "Write folder=…", "seed": "Write seeds=[…] or seeds=5.", "name": "Leave it out."}.items():
         require(name not in options, name, "is set by tune", options.get(name), fix)
     place = None if folder is None else Path(folder)
-    chosen: Criterion = "train_loss" if criterion == "train_loss" else "validation_90"
+    chosen = next(each for each in CRITERIA if each == criterion)
     runner = PythonTrials(
         algorithm, checked_space(algorithm, space, trials, place), model, data, chosen, chosen_seeds(seeds), trials or 0, place,
         {**options, "rounds": rounds, "clients_per_round": clients_per_round}, at_least,

@@ -1,7 +1,7 @@
 """A search: the configuration of a run tried with other values, judged by training or validation clients.
 
     [search]
-    criterion = "validation_90"                # or "train_loss", without personal models
+    criterion = "validation_90"                # "validation_mean", …, or "train_loss", without personal models
     strategy = "grid"                          # or "optuna", with trials = N
     seeds = 1                                  # from [train] seed on; the criterion is averaged over them
     at_least = 0                               # examples of the validation clients that count
@@ -36,10 +36,15 @@ from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.study import PlannedRun, dotted_items, merged
 from equipoise.experiment.values import check_value, toml_text
 
-Criterion = Literal["train_loss", "validation_90"]
+Criterion = Literal["train_loss", "validation_90", "validation_mean", "validation_mean_by_example"]
 Strategy = Literal["grid", "optuna"]
 RANGE_KEYS = {"low", "high", "log"}
-CRITERIA = {"train_loss": "mean training loss", "validation_90": "90th percentile of the validation error"}
+CRITERIA: dict[Criterion, str] = {
+    "train_loss": "mean training loss",
+    "validation_90": "90th percentile of the validation error",
+    "validation_mean": "mean validation error",
+    "validation_mean_by_example": "mean validation error, weighted by examples",
+}
 
 
 @dataclass(frozen=True)
@@ -256,11 +261,11 @@ def check_first_trial(search: Search) -> None:
     from equipoise.experiment.build import build
 
     experiment = build(search.config(search.first))
-    if search.criterion == "validation_90" and experiment.data.validation is None:
+    if search.criterion != "train_loss" and experiment.data.validation is None:
         config = experiment.config.data
         key = next((name for name in config.parameters if name.startswith("validation")), None)
         fix = f"Set data.{key} above 0, or use" if key else "Use"
         raise ConfigError(
-            f'search.criterion = "validation_90" needs validation clients, and the data {config.name!r} have none. '
+            f'search.criterion = "{search.criterion}" needs validation clients, and the data {config.name!r} have none. '
             f'{fix} criterion = "train_loss".'
         )

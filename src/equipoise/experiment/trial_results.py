@@ -54,7 +54,9 @@ def criterion_of(clients: ClientTable, criterion: Criterion, at_least: int = 0) 
     if not len(kept.benign):
         rule = f"must leave a client, and no validation client has more than {int(rows.size.max())} examples"
         raise InvalidParameter("at_least", rule, at_least, "Lower it.")
-    return kept.summaries()["validation"]["error"].percentiles[90]
+    found = kept.summaries()["validation"]["error"]
+    figures = {"validation_mean": found.mean, "validation_mean_by_example": found.mean_by_example}
+    return figures.get(criterion, found.percentiles[90])
 
 
 def criterion_words(criterion: Criterion, at_least: int, seeds: int) -> str:
@@ -84,10 +86,13 @@ def spread_text(spread: Spread | None, seeds: int) -> str:
     return f"{spread.mean:.{places}f} ± {spread.deviation:.{places}f}"
 
 
-def noise_words(results: Sequence[TrialResult], where: str = "", name_of: Callable[[Values], str] = trial_name) -> str:
+def noise_words(
+    results: Sequence[TrialResult], criterion: Criterion, where: str = "", name_of: Callable[[Values], str] = trial_name
+) -> str:
     """Which trials the seeds do not tell from the best one, by their paired differences; empty if there are none.
 
-    `where` says where seeds are set, and `name_of` names a trial by its values.
+    `where` says where seeds are set, and `name_of` names a trial by its values. A criterion that is the same for all trials
+    tells none of them apart, with any number of seeds.
     """
     from equipoise.report.data.paired import LEAST_SEEDS, paired
     from equipoise.report.text.phrases import listed
@@ -96,6 +101,13 @@ def noise_words(results: Sequence[TrialResult], where: str = "", name_of: Callab
     if not others:
         return ""
     name, seeds = name_of(best.values), len(best.by_seed)
+    if all(result.by_seed == best.by_seed for result in others):
+        other = "validation_90" if criterion == "train_loss" else "train_loss"
+        other = "validation_mean" if criterion == "validation_90" else other
+        return (
+            f"All trials have the same {criterion}, which therefore chooses none: the best, {name}, is only the first. More "
+            f'seeds need not help. Try criterion = "{other}", more rounds, or other values.'
+        )
     if seeds < LEAST_SEEDS:
         many = "one seed does" if seeds == 1 else f"{seeds} seeds do"
         fix = f"Set seeds = {LEAST_SEEDS} or more {where}".rstrip()

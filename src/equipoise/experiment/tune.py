@@ -173,7 +173,7 @@ def tune(search: Search, out: Path, *, workers: int, console: Console, ray: str 
     if said := words_below(out, group_data(out)):
         console.print(Text(said), soft_wrap=True)
     if results[0].criterion is not None:
-        if noise := noise_words(results, where="in [search]"):
+        if noise := noise_words(results, search.criterion, where="in [search]"):
             console.print(Text(noise), soft_wrap=True)
         if few := _small_clients(search, results[0], out):
             console.print(Text(few), soft_wrap=True)

@@ -174,7 +174,8 @@ class Reproduction:
         digits = self.entry.figures[claim.figure].digits
         word += f" ({NO_SPREAD})" if found.constant and found.seeds >= LEAST_SEEDS else ""
         between = f" 95 % interval {interval_text(found, digits)}." if math.isfinite(found.interval.low) else ""
-        more = f" An interval needs {LEAST_SEEDS} seeds: add --seeds {LEAST_SEEDS}." if found.seeds < LEAST_SEEDS else ""
+        more = f" An interval needs {LEAST_SEEDS} seeds: add --seeds {LEAST_SEEDS}."
+        more = "" if found.seeds >= LEAST_SEEDS or not any(found.values) else more  # more seeds seldom part what is equal
         return f"{text}: **{word}**. {found.words(claim.higher, lambda value: f'{value:.{digits}f}')}.{between}{more}"
 
     def stated_claims(self) -> list[Claim]:

@@ -12,7 +12,7 @@ from equipoise.client_metrics import ClientMetrics, SummedMetric, mean_of_totals
 from equipoise.core.abilities import attack_traits, engine_traits
 from equipoise.core.per_example_losses import PerExample
 from equipoise.core.task import Task
-from equipoise.core.trees import map_tree
+from equipoise.core.trees import first_output, map_tree
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import InvalidParameter
@@ -53,7 +53,7 @@ class LabelHits:
             shown = f"a tensor of shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
             raise InvalidParameter("error", "must say under a backdoor which examples are wrong, by 0 and 1", self.error, (
                 f"The model returns {shown}, without one score per class (B, C) that would say it. E.g. "
-                "error=lambda outputs, y: (outputs[0].argmax(-1) != y).float()."
+                f"error=lambda outputs, y: ({first_output(outputs)}.argmax(-1) != y).float()."
             ))  # fmt: skip
         return wrong == 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -60,10 +59,9 @@ def _tell_of_missing_error(trial: Task, x: Any) -> None:
     with torch.no_grad():
         outputs = trees.call(trial.module, trees.clone(x))
     if not isinstance(outputs, Tensor):
-        first = repr(next(iter(outputs))) if isinstance(outputs, Mapping) and outputs else "0"
         notify(
             f"The model returns a {type(outputs).__name__} and no error is given, so the error is the loss, with all terms. "
-            f"Give error=…, e.g. error=lambda outputs, y: (outputs[{first}].argmax(-1) != y).float() for classes."
+            f"Give error=…, e.g. error=lambda outputs, y: ({trees.first_output(outputs)}.argmax(-1) != y).float() for classes."
         )
 
 

@@ -170,7 +170,7 @@ def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int, loss_bo
     types = (value.dtype, weights.dtype)
     _hold(types == (torch.float64, torch.float64), ARE_EXACT, types, EXACT_CURE)
     once = (float(value), weights.tolist())  # read now: the next call may write to these tensors
-    at(3 * losses)  # another call in between: a running mean of equal losses would not show
+    at(100 * losses.flip(0))  # another call in between: a running mean of equal losses, or an order that stays, would not show
     again = at(losses)
     twice = (float(again.value), again.weights.tolist())
     _hold(repr(once) == repr(twice), SAME_AGAIN, (once[1], twice[1]), SAME_CURE)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from equipoise.algorithm import Algorithm
 from equipoise.client_metrics import ClientMetrics
 from equipoise.client_table import ClientTable
-from equipoise.core.abilities import engine_traits, is_part, read, solver_traits
+from equipoise.core.abilities import engine_traits, is_part, named_part, read, solver_traits
 from equipoise.core.numbers import plain_values
 from equipoise.core.per_example_losses import PerExample
 from equipoise.core.signature import Signature
@@ -37,6 +37,7 @@ from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.privacy.observer_table import PrivacyTable
 from equipoise.result import Result
 from equipoise.round import Unprotected
+from equipoise.runs.attack_notices import tell_of_attack
 from equipoise.runs.averaged_model import AveragedModel
 from equipoise.runs.backdoor_rate import BackdoorProbe, try_success
 from equipoise.runs.carried_rules import check_smallest_batches, refuse_unfit_for_carried
@@ -255,12 +256,15 @@ def set_up(
         fix = f"For all {len(data.train)} clients: clients_per_round=len(data.train), or Algorithm(sampler=sampling.Full())."
         raise InvalidParameter("clients_per_round", "must be given unless the sampler is sampling.Full()", None, fix)
     refuse_missing_groups(parts.risk, data.train.ids)
-    algorithm.drawn_by(0, alpha, clients_per_round=clients_per_round, seed=seed)  # refuses an impossible cohort before any work
+    with named_part("sampler", algorithm.drawn_by):  # refuses an impossible cohort before any work
+        algorithm.drawn_by(0, alpha, clients_per_round=clients_per_round, seed=seed)
+    in_a_step = clients_per_round if parts.sampler.buffered is None else parts.sampler.buffered.buffer
     for solver in _solvers_at_work(algorithm):
         refuse_wrong_rates(solver, rounds, int(data.train.host_sizes.max()))
     if traits.network is None:
         tell_of_model(task, data, algorithm.solver)
         try_success(task, data)
+        tell_of_attack(data, in_a_step)
     try_own_parts(algorithm, data.train.ids, alpha, clients_per_round, seed)
     personal: PersonalWork | None = None
     adaptation: PersonalWork | None = None
@@ -275,7 +279,6 @@ def set_up(
     protection: Protection = Unprotected(algorithm, data.train, rounds)
     if algorithm.privacy is not None:
         require(parts.privacy.protect is not None, "privacy", "must be a part of equipoise.privacy", algorithm.privacy)
-        in_a_step = clients_per_round if parts.sampler.buffered is None else parts.sampler.buffered.buffer
         size = RunSize(len(data.train), in_a_step, rounds, task.layout.dimension, seed, data.train.ids)
         protection = algorithm.privacy.protect(algorithm, size)
         tell_large_delta(protection, len(data.train))

@@ -25,7 +25,10 @@ TO_ANCHOR = "the anchor attracts the weights, or does not matter"
 TO_ANCHOR_CURE = "A proximal term is part of the gradient: gradient + prox * (weights - anchor)."
 ANCHOR_USED = "an inherited `prox` that is set pulls to the anchor"
 TO_ZERO = "without a gradient, steps bring weights nearer to zero, or leave them alone"
-TO_ZERO_CURE = "Weight decay is part of the gradient: gradient + weight_decay * weights."
+TO_ZERO_CURE = (
+    "Write gradient + weight_decay * weights, or, where the decay is no part of the gradient, "
+    "weights.mul_(1 - lr * weight_decay)."
+)
 ON_AND_ON = "equal gradients at every step move the weights against them, however many steps there are"
 ON_AND_ON_CURE = "Momentum adds to the gradient: memory[0].mul_(0.9).add_(gradient), weights.sub_(lr * memory[0])."
 NOT_BACK = "after one gradient, steps without a gradient do not take its step back"

@@ -32,6 +32,8 @@ class AttackTraits:
     corrupt: Callable[..., Any] | None = None  # what malicious clients send, made of their honest updates
     # (clients, train, classes): marked examples on which a backdoor is judged, and the positions of their clients
     probe: Callable[..., Any] | None = None
+    # (clients, classes, attackers, cohort): why the attack hardly acts on these, for a notice; "" if nothing is known
+    weakness: Callable[..., str] | None = None
     omniscient: bool = False  # whether `corrupt` sees the honest updates of the whole cohort
     rule_in_checkpoints: str = (
         ""  # what checkpoints say of the attack, where an earlier version did otherwise at the same settings

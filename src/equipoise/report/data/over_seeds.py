@@ -130,7 +130,9 @@ def split_words(runs: Sequence[RunRecord]) -> str:
     """Whether seeds share one split of the data, in words; empty for one seed."""
     if len({run.seed for run in runs}) < 2:
         return ""
-    return "each seed splits the data again" if seeds_split_again(runs) else "the same split for all seeds"
+    if not seeds_split_again(runs):
+        return "the same split for all seeds"
+    return "each seed splits the data again" if _one_table(runs) else "each seed has data or a split of its own"
 
 
 def _one_table(runs: Sequence[RunRecord]) -> bool:

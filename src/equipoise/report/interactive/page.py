@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from equipoise.conformal import COVERAGE
+from equipoise.core.abilities import read
 from equipoise.core.version import VERSION
 from equipoise.report.data.by_client import client_errors, mean_over_seeds, trivial_column
 from equipoise.report.data.results_by_method import Numbers, Study
@@ -31,6 +32,7 @@ from equipoise.report.text.groups_and_sets import conformal_section, subgroups_s
 from equipoise.report.text.phrases import listed, plural
 from equipoise.report.text.tables import SHARED, nonbreaking, numbers_table, swatch
 from equipoise.report.text.worst import worst_clients
+from equipoise.types import SamplerTraits
 
 if TYPE_CHECKING:
     from equipoise.client_table import ClientTable
@@ -213,13 +215,18 @@ def _settings(study: Study) -> Iterator[str]:
         "seeds": [_seeds(method.runs) for method in study.methods],
         "data": [method.runs[0].data for method in study.methods],
         "rounds": [_range([len(run.history.rounds) for run in method.runs]) for method in study.methods],
-        "clients per round": [
-            _range([report.cohort for run in method.runs for report in run.history.rounds]) for method in study.methods
-        ],
+        "clients per round": [_cohorts(method.runs) for method in study.methods],
     }
     yield from (f"<dt>{what}</dt><dd>{_by_method(study, each)}</dd>" for what, each in values.items())
     yield f"<dt>versions</dt><dd>equipoise {VERSION}, torch {escape(str(torch.__version__))}</dd>"
     yield "</dl></section>"
+
+
+def _cohorts(runs: Sequence[RunRecord]) -> str:
+    """How many clients were drawn per round; where clients come and go, how many updates fill the buffer of a step."""
+    sizes = _range([report.cohort for run in runs for report in run.history.rounds])
+    buffered = read(SamplerTraits, runs[0].algorithm.sampler).buffered is not None
+    return f"{sizes} updates in each step of the server (its buffer)" if buffered else sizes
 
 
 def _seeds(runs: Sequence[RunRecord]) -> str:

@@ -59,7 +59,7 @@ def captions(study: Study) -> dict[str, Caption]:
             or "How many of the clients drawn were trained.",
         ),
         "participation": (
-            "Participation against speed: fast clients take part more often",
+            "Participation against speed: if points fall, fast clients take part more often",
             f"A point per client that came back{', first seed' * (study.seeds > 1)}: how often, over the simulated time of its "
             "work. The axis of time is logarithmic.",
         ),

@@ -35,7 +35,7 @@ from equipoise.report.data.paired import (
     uncorrected_words,
 )
 from equipoise.report.text.phrases import BACKDOOR, UNATTACKED, capital, listed, plural, remarks
-from equipoise.run_summary import missing_words
+from equipoise.run_summary import missing_words, who_words
 from equipoise.small_clients import small_clients_words
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def differences_of(
     first = records[0]
     what = {"error": first.measured, "loss": "loss"}.get(column, column)
     return Differences(
-        baseline, HEADINGS[figure], f"{what} over {first.summary().who}",
+        baseline, HEADINGS[figure], f"{what} over {who_words([run.summary() for run in records])}",
         tuple(paired(name, by_seed[name], by_seed[baseline]) for name in methods if name != baseline),
         covered_by_seeds(records), cohort_words(methods, baseline),
     )  # fmt: skip
@@ -269,7 +269,7 @@ def _caption(methods: Mapping[str, Sequence[RunRecord]], column: str, percent: b
     better = " (more is better)" if first.clients.higher_is_better.get(column) else ""
     records = [run for runs in methods.values() for run in runs]
     over = f", mean ± standard deviation over {seeds} seeds, {split_words(records)}" if seeds > 1 else ""
-    return f"{what}{' in %' if percent else ''}{better} over {first.summary().who}{note}{over}"
+    return f"{what}{' in %' if percent else ''}{better} over {who_words([run.summary() for run in records])}{note}{over}"
 
 
 def _remark(methods: Mapping[str, Sequence[RunRecord]], column: str, factor: float, digits: int) -> str:
