@@ -50,8 +50,9 @@ def test_whom_the_files_of_a_federation_name(kind, tmp_path):
     always = {"checkpoint/state.safetensors", "federation.json", "status.json", "rounds.jsonl"}
     also = {"ledger.jsonl"} if protected else {"model.card.md", "model.card.json"}
     report = {"report.html"} if kind in ("plain", "sums") else set()  # of secure sums without noise: what each site sent
-    assert naming - {"clients.parquet"} == always | also | report
-    rows = eq.ClientTable.from_parquet(files["clients.parquet"]).client  # packed, so that its bytes do not show names
+    sometimes = {"clients.parquet", "events.jsonl"}  # packed; those that something happened to
+    assert naming - sometimes == always | also | report
+    rows = eq.ClientTable.from_parquet(files["clients.parquet"]).client
     assert set(rows) == ({"mean of 4 clients"} if sums else set(SITES))
     assert ("batches.key" in files) is protected
     card = json.loads(files["model.card.json"].read_text())["left_behind"]
