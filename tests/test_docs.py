@@ -114,7 +114,7 @@ def in_shell(command: list[str], folder: Path) -> str:
 
 
 FINISHED_RUN = """
-import os, sys
+import os, shutil, sys
 sys.path.insert(0, "app")
 import equipoise as eq
 from my_federation.data import simulated
@@ -126,6 +126,10 @@ os.makedirs("model")
 os.makedirs("runs/federation")
 save_file(result.model.state_dict(), "model/model.safetensors")
 result.clients.to_parquet("runs/federation/clients.parquet")
+os.makedirs("handed-over")
+shutil.copy("app/my_federation/schema.json", "handed-over")
+with open("predictions.csv", "w") as file:
+    file.write("outcome,ill,well\\nill,0.9,0.1\\nwell,0.4,0.6\\n")
 """
 SHELL = [page for page in PAGES if site_checks.shell_programs(page.read_text(encoding="utf-8"))]
 

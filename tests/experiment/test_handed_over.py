@@ -31,10 +31,12 @@ clients_per_round = 6
 """
 PLAIN = 'personal = {name = "ditto", strength = 0.5}'
 PRIVATE = 'privacy = {name = "differential_privacy", epsilon = 5.0, delta = 1e-2, clip = 0.1}'
+DISTRIBUTED = PRIVATE.replace("}", ', noise = "distributed"}')
+SUMS = 'weights = "uniform"\nprivacy = {name = "secure_aggregation"}'
 
 
 @pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
-@pytest.mark.parametrize("algorithm", [PLAIN, PRIVATE], ids=["plain", "private"])
+@pytest.mark.parametrize("algorithm", [PLAIN, PRIVATE, DISTRIBUTED, SUMS], ids=["plain", "private", "distributed", "sums"])
 def test_what_predicting_needs_and_what_files_reveal(tmp_path, algorithm):
     table, config, run = tmp_path / "visits.csv", tmp_path / "run.toml", tmp_path / "run"
     rows = [f"{CLIENTS[row % 12]},{age},{'yes' if age + row % 7 > 50 else 'no'}" for row, age in enumerate(AGES)]
@@ -42,7 +44,7 @@ def test_what_predicting_needs_and_what_files_reveal(tmp_path, algorithm):
     config.write_text(CONFIG.format(path=table, algorithm=algorithm))
     made = CliRunner().invoke(app, ["run", str(config), "--out", str(run)])
     assert made.exit_code == 0, made.output
-    protected = algorithm == PRIVATE
+    protected = algorithm != PLAIN
 
     few = tmp_path / "few"
     few.mkdir()
