@@ -80,7 +80,7 @@ ASKED = {  # the policy, an algorithm that it allows, one that it does not, and 
 def test_a_refusal_of_single_values_names_the_key_that_the_owner_wrote():
     with pytest.raises(PolicyRefusal, match="The policy has epsilon = 3, which demands noise, and a single update or loss has"):
         NodePolicy(only_sums=False, epsilon=3.0).check_single()
-    with pytest.raises(PolicyRefusal, match="has noise_multiplier = 0.5, clip = 2, which demands noise"):
+    with pytest.raises(PolicyRefusal, match=r"has noise_multiplier = 0\.5, clip = 2, which demands noise"):
         NodePolicy(only_sums=False, noise_multiplier=0.5, clip=2.0).check_single()
 
 
@@ -233,7 +233,9 @@ def test_more_evaluations_than_the_owner_allows(algorithm, tmp_path):
     policy = NodePolicy(only_sums=algorithm is SECURE, minimum_crowd=2, evaluations=3)
     for _ in range(2):
         run(algorithm, policy, rounds=3, evaluate_every=1, keep=tmp_path / "node")
-    with pytest.raises(eq.errors.IncompatibleParts, match=r"4 evaluations, and the policies of client-0.*allow fewer, the strictest only 3"):
+    with pytest.raises(
+        eq.errors.IncompatibleParts, match=r"4 evaluations, and the policies of client-0.*allow fewer, the strictest only 3"
+    ):
         run(algorithm, policy, rounds=4, evaluate_every=1, keep=tmp_path / "node")
     run(algorithm, policy, rounds=6, evaluate_every=2, keep=tmp_path / "node")
     refused = pytest.raises(eq.errors.EquipoiseError, match="PolicyRefusal")
@@ -251,7 +253,9 @@ def test_a_run_that_goes_on_counts_its_evaluations_and_asks_for_policies_anew(al
     limits = {"only_sums": algorithm is SECURE, "evaluations": 3}
     more = {"evaluate_every": 3, "keep": tmp_path / "nodes", "folder": str(tmp_path / "run"), "clients": 4}
     run(algorithm, NodePolicy(minimum_crowd=2, **limits), rounds=8, **more)
-    with pytest.raises(eq.errors.IncompatibleParts, match=r"4 evaluations, 3 of them made, and the policies of .*the strictest only 3"):
+    with pytest.raises(
+        eq.errors.IncompatibleParts, match=r"4 evaluations, 3 of them made, and the policies of .*the strictest only 3"
+    ):
         run(algorithm, NodePolicy(minimum_crowd=2, **limits), rounds=9, **more)
     limits["evaluations"] = 4
     found, _ = run(algorithm, NodePolicy(minimum_crowd=3, **limits), rounds=9, **more)  # another crowd is no other data
