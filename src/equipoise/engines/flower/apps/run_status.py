@@ -38,6 +38,10 @@ SAME_ALERT = 6  # characters by which an alert is known again: "has fa…", "has
 KEEPS_FAILING = 3  # rounds in a row after which a node is an alert
 DIXON = {4: 0.765, 5: 0.642, 6: 0.560, 7: 0.507, 8: 0.468, 9: 0.437, 10: 0.412}  # critical Q by the number of clients
 FAR_ERROR = 2.0  # times the next largest error from which the largest of few may be an alert
+OTHER_COHORT = (
+    "The clients of round {} are not those of the round before ({}). Secure sums without noise are exact: the difference of "
+    "two rounds shows about what a client has sent that is in one of them alone."
+)
 FAR_POINTS = 0.25  # above the median, from which such an error is an alert without any test, if errors are shares
 DRIFT = (4.0, 0.05)  # deviations, and amount, above the median of all clients from which an error is an alert
 log = logging.getLogger("flwr")  # Flower shows it to whoever watches the run
@@ -72,10 +76,11 @@ class RunStatus(Observer):
             try:
                 before = json.loads((folder / STATUS).read_text(encoding="utf-8"))
                 kept = {key: before[key] for key in ("round", "alerts", "clients")}
-                self.about |= kept | {key: before[key] for key in ("evaluation",) if key in before}
+                self.about |= kept | {key: before[key] for key in ("evaluation", "notes") if key in before}
             except (OSError, ValueError, KeyError, TypeError):
                 self.event("warning", text=f"{STATUS} could not be read, and begins anew.")
         self._reports: list[RoundReport] = []  # since this server began
+        self._took_part: frozenset[str] | None = None  # in the round before, and not without a fault
         self._ended = folder is not None and RunFolder(folder).finished  # a run that is to get more rounds
         self.about |= {"pid": os.getpid(), "began": moment(), "protected": not open_scores}
         self.write()
@@ -190,6 +195,8 @@ class RunStatus(Observer):
             self._look_at_losses(messenger.losses, report.round + 1)
             self._reports.append(report)
             self._look_at_divergence(report.loss)
+        elif not self.open_scores and report.epsilon is None:
+            self._look_at_cohort(report)
         numbers = {"seconds": report.seconds, "trained": report.trained, "cohort": report.cohort}
         drawn = len({*report.bytes_by_client, *missing})  # `cohort` is without those that failed before they trained
         numbers |= {"clients_trained": self.count_trained(report), "clients_drawn": drawn}
@@ -209,6 +216,19 @@ class RunStatus(Observer):
             self.clear(client, "report")
         for client, text in found.items():
             self.alert(client, text)
+
+    def _look_at_cohort(self, report: RoundReport) -> None:
+        """Exact sums over cohorts that differ tell about those who are in one alone: said once in a run."""
+        took_part = frozenset(report.bytes_by_client.keys() - report.missing.keys())
+        before, self._took_part = self._took_part, took_part
+        if before is None or before == took_part or report.skipped or self.about.get("notes"):
+            return
+        changed = [f"without {name}" for name in sorted(before - took_part)]
+        changed += [f"with {name}" for name in sorted(took_part - before)]
+        note = OTHER_COHORT.format(report.round + 1, ", ".join(changed[:5]) + ", …" * (len(changed) > 5))
+        self.about["notes"] = [note]
+        self.event("warning", text=note)
+        log.warning("%s", note)
 
     def _look_at_divergence(self, loss: float) -> None:
         """A loss that says that the run has diverged is an alert at the sites that may be why."""
