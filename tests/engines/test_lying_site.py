@@ -290,17 +290,20 @@ def test_a_site_that_makes_a_run_diverge_is_named_by_advice_status_report_and_ca
         assert f"Look first at {LIAR}" in text
 
 
+@pytest.mark.filterwarnings("ignore:1 update of 1 client was not finite")
 def test_a_far_loss_is_in_report_and_card_too(tmp_path):
     algorithm = eq.Algorithm(risk=eq.risk.Superquantile(0.5), weights="uniform")
     run(algorithm, lying(loss=195.0), rounds=2, folder=str(tmp_path / "run"))
     for file in ("report.html", "model.card.md"):
         assert f"{LIAR} reported a loss more than 10 times any other in 2 rounds" in (tmp_path / "run" / file).read_text()
+    run(eq.Algorithm(), lying(update=lambda own: own * np.nan), rounds=1, folder=str(tmp_path / "nothing"))
+    assert f"1 update of {LIAR} was left out" in (tmp_path / "nothing" / "model.card.md").read_text()
     run(algorithm, rounds=2, folder=str(tmp_path / "honest"))
     assert "reported a loss" not in (tmp_path / "honest" / "model.card.md").read_text()
 
 
 def test_an_update_that_was_left_out_as_too_long_is_on_the_card(tmp_path):
     run(eq.Algorithm(weights="uniform"), lying(update=lambda own: -400 * own), rounds=2, folder=str(tmp_path / "run"))
-    said = f"{LIAR} sent an update far longer than the others' in 2 rounds, which was left out"
+    said = f"2 updates of {LIAR} were left out: not finite, or far longer than the others'."
     assert said in (tmp_path / "run" / "model.card.md").read_text()
     assert said in (tmp_path / "run" / "report.html").read_text().replace("&#x27;", "'")

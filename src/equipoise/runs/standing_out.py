@@ -96,10 +96,10 @@ def of_record(run: RunRecord) -> Iterator[str]:
 
 
 def conspicuous(reports: Sequence[RoundReport]) -> Iterator[str]:
-    """Sentences on sites whose updates were left out as too long, and on losses far above all others."""
-    long = Counter(client for report in reports for client, why in report.missing.items() if TOO_LONG in why)
-    for client, number in long.most_common(5):
-        yield f"{client} sent an update far longer than the others' in {counted(number, 'round')}, which was left out."
+    """Sentences on sites whose updates were left out, and on losses far above all others."""
+    for client, number in left_out_of(reports).most_common(5):
+        verb = "was" if number == 1 else "were"
+        yield f"{counted(number, 'update')} of {client} {verb} left out: not finite, or far longer than the others'."
     far = Counter(
         client
         for report in reports
