@@ -11,6 +11,7 @@ import equipoise as eq
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.apps.node_policy import NodePolicy
+from equipoise.engines.flower.operate.run_view import RunView
 from equipoise.engines.flower.transport.messenger import TooFewClients
 from equipoise.errors import IncompatibleParts
 from made_clients import make_clients
@@ -27,7 +28,8 @@ def softmax():
 def run(grid, *, clients=3, **options):
     found = []
     options = {"timeout": 30.0, "pause": 1.0, "retries": 1, "seed": 3, "minimum": 2, **options}
-    run_app(server_app(SECURE, model=softmax, rounds=2, clients=clients, on_result=found.append, **options), grid)
+    options = {"rounds": 2, **options}
+    run_app(server_app(SECURE, model=softmax, clients=clients, on_result=found.append, **options), grid)
     return found[0]
 
 
@@ -48,6 +50,21 @@ def test_a_node_that_comes_back_in_time_is_waited_for():
     grid = federation(DATA, softmax, only_sums=True, minimum_crowd=3)
     grid.fault = lambda d: None if d.client == "client-1" and d.action == "train.masked" and d.count == 0 else d.answer()
     assert [report.trained for report in run(grid).history.rounds] == [3, 3]
+
+
+def test_exact_sums_over_changing_clients_are_told_of_once(tmp_path, caplog):
+    """Before, a client that was absent in between was silent: the difference of two rounds is about its update."""
+    grid = federation(DATA, softmax, only_sums=True, minimum_crowd=2)
+    grid.fault = lambda d: None if d.client == "client-1" and d.round == 1 and d.action.startswith("train.") else d.answer()
+    with caplog.at_level("WARNING", logger="flwr"):
+        run(grid, folder=tmp_path / "run", rounds=4)
+    told = [record.getMessage() for record in caplog.records if "not those of the round before" in record.getMessage()]
+    assert len(told) == 1
+    assert "The clients of round 2" in told[0]
+    assert "without client-1" in told[0]
+    assert any(line == f"note: {told[0]}" for line in RunView(tmp_path / "run").lines())
+    run(federation(DATA, softmax, only_sums=True, minimum_crowd=2), folder=tmp_path / "steady")
+    assert not any(line.startswith("note") for line in RunView(tmp_path / "steady").lines())
 
 
 def test_three_sites_whose_policies_allow_two_go_on_without_one(caplog):

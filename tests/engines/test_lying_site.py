@@ -254,3 +254,56 @@ def test_a_site_can_set_the_quantile_that_secure_sums_find(monkeypatch):
     told, _ = run(algorithm)
     assert float((truth.params - start()).norm()) > 0.01
     assert torch.equal(told.params, start())  # nobody's loss is above the quantile: nothing is learnt
+
+
+# --------------------------------------------------------------------------------------------- a lie that makes a run diverge
+
+
+def claim_and_climb(grid):
+    """A site that says three times its loss, and climbs where others descend."""
+
+    def fault(delivery):
+        reply = delivery.answer()
+        if delivery.client == LIAR and delivery.action == "train.losses":
+            reply = with_tensors(reply, {"loss": lambda own: 3 * own})
+        if delivery.client == LIAR and delivery.action == "train.update":
+            reply = with_tensors(reply, {"update": lambda own: -60 * own})
+        return reply
+
+    grid.fault = fault
+    return grid
+
+
+@pytest.mark.filterwarnings("default::equipoise.errors.EquipoiseNotice")
+def test_a_site_that_makes_a_run_diverge_is_named_by_advice_status_report_and_card(tmp_path):
+    """No single number of it is far enough from the others to be left out, or for an alert of its own."""
+    algorithm = eq.Algorithm(risk=eq.risk.Superquantile(0.5), solver=eq.solvers.SGD(lr=30.0), weights="uniform")
+    folder = tmp_path / "run"
+    with pytest.warns(eq.errors.EquipoiseNotice, match=f"diverged.*Look first at {LIAR}.*the largest loss in") as caught:
+        run(algorithm, claim_and_climb(federation(DATA, softmax)), rounds=8, folder=str(folder))
+    assert "Lower the learning rate. Or one site is the cause" in str([str(each.message) for each in caught])
+    alerts = json.loads((folder / "status.json").read_text())["alerts"]
+    assert LIAR in {each["client"] for each in alerts if each["text"].startswith("may be why the run diverges")}
+    for file in ("report.html", "model.card.md", "model.card.json"):
+        text = (folder / file).read_text()
+        assert "the run diverged" in text
+        assert f"Look first at {LIAR}" in text
+
+
+@pytest.mark.filterwarnings("ignore:1 update of 1 client was not finite")
+def test_a_far_loss_is_in_report_and_card_too(tmp_path):
+    algorithm = eq.Algorithm(risk=eq.risk.Superquantile(0.5), weights="uniform")
+    run(algorithm, lying(loss=195.0), rounds=2, folder=str(tmp_path / "run"))
+    for file in ("report.html", "model.card.md"):
+        assert f"{LIAR} reported a loss more than 10 times any other in 2 rounds" in (tmp_path / "run" / file).read_text()
+    run(eq.Algorithm(), lying(update=lambda own: own * np.nan), rounds=1, folder=str(tmp_path / "nothing"))
+    assert f"1 update of {LIAR} was left out" in (tmp_path / "nothing" / "model.card.md").read_text()
+    run(algorithm, rounds=2, folder=str(tmp_path / "honest"))
+    assert "reported a loss" not in (tmp_path / "honest" / "model.card.md").read_text()
+
+
+def test_an_update_that_was_left_out_as_too_long_is_on_the_card(tmp_path):
+    run(eq.Algorithm(weights="uniform"), lying(update=lambda own: -400 * own), rounds=2, folder=str(tmp_path / "run"))
+    said = f"2 updates of {LIAR} were left out: not finite, or far longer than the others'."
+    assert said in (tmp_path / "run" / "model.card.md").read_text()
+    assert said in (tmp_path / "run" / "report.html").read_text().replace("&#x27;", "'")

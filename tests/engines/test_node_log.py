@@ -97,3 +97,15 @@ def test_who_looks_for_a_fault_gets_flowers_own_log(monkeypatch):
 
 def test_there_are_words_for_all_that_a_node_is_asked():
     assert set(node_log.ASKED) == set(node_app.HANDLERS)
+
+
+def test_an_app_whose_node_has_ended_does_not_blame_the_superlink(flower_log):
+    """Before, "The SuperLink cannot be reached": an app speaks with its own SuperNode, which was stopped in a round."""
+    logger, written = flower_log
+    logger.warning("Connection attempt failed, retrying in %.2f seconds", 3.94)
+    assert "The SuperLink cannot be reached. The next try is in 3.9 s." in written.getvalue()
+    node_log.speak_plainly(least=logging.WARNING, of_app=True)
+    logger.handlers[0].setStream(written)
+    logger.warning("Connection attempt failed, retrying in %.2f seconds", 3.94)
+    last = written.getvalue().splitlines()[-1]
+    assert last.endswith("WARNING: An app cannot reach its own node, which may have ended. The next try is in 3.9 s.")

@@ -64,9 +64,9 @@ TAIL = eq.Algorithm(
 NOISY = NodePolicy(noise_multiplier=0.5, evaluate=False)
 ASKED = {  # the policy, an algorithm that it allows, one that it does not, and the reason
     "noise": (NOISY, private(4.0), private(0.2, risk=eq.risk.Mean()), "noise multiplier"),
-    "noise at all": (NOISY, private(4.0), SECURE, "has no noise"),
+    "noise at all": (NOISY, private(4.0), SECURE, "has noise_multiplier = 0.5, which demands noise"),
     "clip": (NodePolicy(clip=0.5), private(4.0), private(4.0, risk=eq.risk.Mean(), clip=0.6), "clipped to 0.6"),
-    "clip at all": (NodePolicy(clip=0.5), private(4.0), SECURE, "no clip bound"),
+    "clip at all": (NodePolicy(clip=0.5), private(4.0), SECURE, "has clip = 0.5, which demands a clip bound"),
     "parts": (
         NodePolicy(parts=("risk.mean", "aggregator.weighted_mean", "solver.sgd")), SECURE, TAIL, "the part risk.superquantile",
     ),
@@ -75,6 +75,37 @@ ASKED = {  # the policy, an algorithm that it allows, one that it does not, and 
         TAIL, "the part quantile.secure_histogram",
     ),
 }  # fmt: skip
+
+
+def test_a_refusal_of_single_values_names_the_key_that_the_owner_wrote():
+    with pytest.raises(PolicyRefusal, match="The policy has epsilon = 3, which demands noise, and a single update or loss has"):
+        NodePolicy(only_sums=False, epsilon=3.0).check_single()
+    with pytest.raises(PolicyRefusal, match=r"has noise_multiplier = 0\.5, clip = 2, which demands noise"):
+        NodePolicy(only_sums=False, noise_multiplier=0.5, clip=2.0).check_single()
+
+
+def test_one_owner_who_allows_sums_alone_does_not_stop_the_others(tmp_path, caplog):
+    """His node refuses, like one whose policy demands noise; the run goes on if `minimum` clients are left."""
+
+    def go_on(algorithm, **options):
+        grid = federation(DATA, softmax, policy=OPEN)
+        grid.apps[102].setup.policy = NodePolicy(only_sums=True)
+        options = {"timeout": 30.0, "pause": 1.0, "retries": 1, "clients": 4, "minimum": 3, **options}
+        run_app(server_app(algorithm, model=softmax, rounds=2, on_result=found.append, **options), grid)
+
+    found: list = []
+    with caplog.at_level("WARNING", logger="flwr"):
+        go_on(eq.Algorithm(risk=eq.risk.Superquantile(0.5)), folder=tmp_path / "run")
+    said = "client-2 takes part in secure sums only, and this algorithm asks for single updates (only_sums in policy.toml)"
+    assert any(f"{said}: the run goes on without it." in record.getMessage() for record in caplog.records)
+    assert said in (tmp_path / "run" / "events.jsonl").read_text()
+    assert [set(report.missing) for report in found[0].history.rounds] == [{"client-2"}] * 2
+    assert set(found[0].clients.client) == {"client-0", "client-1", "client-3"}
+    assert found[0].clients.not_evaluated["test"] == {"client-2": "allows no evaluations by its policy"}
+    with pytest.raises(eq.errors.IncompatibleParts) as failure:
+        go_on(eq.Algorithm(risk=eq.risk.Superquantile(0.5)), minimum=4)
+    assert "3 of 4 clients are left, and minimum is 4" in str(failure.value)
+    assert "Give it quantile=privacy.SecureHistogram" in str(failure.value)  # else the cure would be refused in turn
 
 
 @pytest.mark.parametrize("clause", ASKED)
@@ -202,7 +233,9 @@ def test_more_evaluations_than_the_owner_allows(algorithm, tmp_path):
     policy = NodePolicy(only_sums=algorithm is SECURE, minimum_crowd=2, evaluations=3)
     for _ in range(2):
         run(algorithm, policy, rounds=3, evaluate_every=1, keep=tmp_path / "node")
-    with pytest.raises(eq.errors.IncompatibleParts, match=r"4 evaluations, and the policies of client-0.*the least 3"):
+    with pytest.raises(
+        eq.errors.IncompatibleParts, match=r"4 evaluations, and the policies of client-0.*allow fewer, the strictest only 3"
+    ):
         run(algorithm, policy, rounds=4, evaluate_every=1, keep=tmp_path / "node")
     run(algorithm, policy, rounds=6, evaluate_every=2, keep=tmp_path / "node")
     refused = pytest.raises(eq.errors.EquipoiseError, match="PolicyRefusal")
@@ -220,7 +253,9 @@ def test_a_run_that_goes_on_counts_its_evaluations_and_asks_for_policies_anew(al
     limits = {"only_sums": algorithm is SECURE, "evaluations": 3}
     more = {"evaluate_every": 3, "keep": tmp_path / "nodes", "folder": str(tmp_path / "run"), "clients": 4}
     run(algorithm, NodePolicy(minimum_crowd=2, **limits), rounds=8, **more)
-    with pytest.raises(eq.errors.IncompatibleParts, match=r"4 evaluations, 3 of them made, and the policies of .*the least 3"):
+    with pytest.raises(
+        eq.errors.IncompatibleParts, match=r"4 evaluations, 3 of them made, and the policies of .*the strictest only 3"
+    ):
         run(algorithm, NodePolicy(minimum_crowd=2, **limits), rounds=9, **more)
     limits["evaluations"] = 4
     found, _ = run(algorithm, NodePolicy(minimum_crowd=3, **limits), rounds=9, **more)  # another crowd is no other data

@@ -71,6 +71,11 @@ def test_a_second_site_touches_nothing_of_the_first(place):
     assert Kit.read(place.path / "sites" / "client-0").superlink == "fed.example.org:47091"
 
 
+def test_who_renews_the_certificate_is_told_to_start_the_superlink_again(place):
+    assert any("start them again" in line for line in place.set_up([], 1, renew=True))
+    assert not any("start them again" in line for line in place.set_up([], 1))
+
+
 def test_a_kit_is_made_again_when_its_private_key_has_gone_to_the_site(place):
     """The guide has operators delete it, and a change of the app needs the kit once more. Some sites make their own key."""
     kit, listed = place.path / "sites" / "client-0", read_node_list(place.path / "nodes.toml")
@@ -341,6 +346,8 @@ def test_check_names_unknown_categories_and_missing_values(place):
     assert found["verdict"] == "warning"
     assert "column 'bmi' is empty" in found["text"]
     assert "column 'sex' holds categories that training did not have: 'x'" in found["text"]
+    assert "Is it the right column? " in found["text"]  # before, "column?."
+    assert "Examples per class: 8, 8; missing values, which are filled in: age 5 of 20" in found["text"]  # before, hidden
     assert show_gaps({"age": (5, 20), "sex": (0, 20)}).endswith("age 5 of 20")
 
 
@@ -445,6 +452,10 @@ def test_a_site_fetches_the_published_model_that_serves_it_best(tmp_path, monkey
     other = hashlib.sha256(Path("runs/long/model.safetensors").read_bytes()).hexdigest()
     Path("model/choice.json").write_text(json.dumps({**choice, "sha256": other, "replaces": choice["sha256"]}))
     assert "It replaces the one before." in fetch("one", kit, Path("model"))[-1]
+    # The model of another site neither: before, two kits in one folder overwrote each other's choice.
+    other_kit = Kit.read(place.make_kit("client-2"))
+    with pytest.raises(ConfigError, match=r"was chosen for client-1, and this kit is that of client-2.*--out DIR"):
+        fetch("one", other_kit, Path("model"))
     # A model that no fetch has written is not lost.
     Path("model/model.safetensors").write_bytes(b"trained here")
     for content in (Path("model/choice.json").read_text(), "{}", "no JSON", None):

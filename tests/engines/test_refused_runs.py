@@ -174,6 +174,14 @@ def test_rows_are_predicted_by_the_run_of_a_federation_with_the_schema_of_its_ap
     told = predict_rows(folder, tmp_path / "new.csv", schema_file=tmp_path / "schema.json").table
     wanted = schema.predict(found[0].model, {"age": [30.0, 70.0], "sex": ["f", "m"]})
     assert told.column("y").to_pylist() == pytest.approx(wanted.column("y").to_pylist(), rel=1e-5)
+    # Whoever took no part is handed model and schema in one folder; before, config.toml was needed, which tells more.
+    (tmp_path / "handed").mkdir()
+    (tmp_path / "handed" / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with pytest.raises(ConfigError, match=r"no folder of a run: it has no config\.toml"):
+        predict_rows(tmp_path / "handed", tmp_path / "new.csv")
+    schema.save(tmp_path / "handed" / "schema.json")
+    alone = predict_rows(tmp_path / "handed", tmp_path / "new.csv").table
+    assert alone.column("y").to_pylist() == told.column("y").to_pylist()
 
 
 def test_the_log_has_the_figures_of_an_evaluation_and_who_is_worst(caplog):

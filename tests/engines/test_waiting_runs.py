@@ -60,6 +60,8 @@ def test_an_option_that_the_app_does_not_have_is_named(tmp_path):
         refuse_unknown_options(tmp_path / "my-app", "round=3")
     with pytest.raises(ConfigError, match=r"cannot be read.*EQ412"):
         refuse_unknown_options(tmp_path / "my-app", "rounds=a b")
+    with pytest.raises(ConfigError, match="a text needs double quotes"):  # before, no such file or directory: 'rounds=5 …'
+        refuse_unknown_options(tmp_path / "my-app", "rounds=5 nodes=nodes.toml")
     with pytest.raises(ConfigError, match="folder of the app"):
         refuse_unknown_options(tmp_path, "rounds=3")
 

@@ -277,6 +277,7 @@ def status(
     if serve is not None:
         server = serve_status(view, host, serve)
         typer.echo(f"http://{host}:{server.server_port}/ and /metrics")
+        sys.stdout.flush()  # it may be redirected, and the server goes on for days
         server.serve_forever()
         return
     about = view.read()
@@ -360,7 +361,9 @@ def fetch(
         str, Argument(metavar="SOURCE", help="What `equipoise flower publish` wrote: its folder, or its address.")
     ],
     kit: KitOption = Path(),
-    out: Annotated[Path, Option("--out", metavar="DIR", help="The folder for the model.")] = Path("model"),
+    out: Annotated[Path, Option("--out", metavar="DIR", help="The model's folder, as seen from the current one.")] = Path(
+        "model"
+    ),
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a model there that is none of an earlier fetch.")] = False,
     token: Annotated[str | None, Option(envvar="EQUIPOISE_TOKEN", metavar="TOKEN", help="Of the server.")] = None,
     ca: Annotated[Path | None, Option("--ca", metavar="FILE", help="TLS: the server's authority. Default: the kit's.")] = None,

@@ -66,7 +66,7 @@ def _written_by_federation(path: Path) -> list[Path]:
     if member.no_onnx is not None:
         raise ConfigError(
             f"{path} is a federated run, which writes ONNX when it ends, and has none: {member.no_onnx}. Load "
-            f'{path / "model.safetensors"} into the model of the app, as the page "Run a federation" shows. With '
+            f'{path / "model.safetensors"} into the model of the app, as the page "After a federation\'s run" shows. With '
             '`pip install "equipoise[serve]"` on the server the next run writes ONNX.'
         )
     return [path / name for name in (*member.files, SINGLE_MANIFEST)]

@@ -23,7 +23,7 @@ from equipoise.errors import ConfigError, unknown_name
 from equipoise.experiment.config_tables import read_toml
 from equipoise.experiment.recorded import FEDERATION
 from equipoise.experiment.run_files import RunFolder
-from equipoise.experiment.run_model import model_file, trained_model
+from equipoise.experiment.run_model import TABULAR, model_file, trained_model
 from equipoise.experiment.saved_personal_models import SavedPersonalModels, own_models_of, without_stored_models
 
 
@@ -51,15 +51,17 @@ def predict_rows(
     `model`, "module:name", names code of the user's own that makes the untrained model; it is looked for in the folder in use
     and on sys.path, and runs because the user names it. It may take `schema`, `features` and `classes` by these names.
     `schema_file` is the schema of a run whose folder has none, such as that of a federation: its app has it.
+    Without config.toml a folder with model.safetensors and schema.json will do: whoever was handed a model has no more.
     """
     folder = RunFolder(path)
     if not path.exists():
         raise ConfigError(f"The folder {path} does not exist. Name a folder of equipoise run.")
-    if not folder.config.is_file():
+    handed_over = folder.model.is_file() and (schema_file is not None or folder.schema.is_file())
+    if not folder.config.is_file() and not handed_over:
         runs = sorted(str(each.parent) for each in path.glob(f"*/{folder.config.name}"))
         fix = f"It holds the runs {shown_names(runs)}: name one of them." if runs else "Name a folder of equipoise run."
         raise ConfigError(f"{path} is no folder of a run: it has no {folder.config.name}. {fix}")
-    table = read_toml(folder.config)
+    table = read_toml(folder.config) if folder.config.is_file() else {FEDERATION: {"model": TABULAR}}
     if schema_file is None and not folder.schema.is_file():
         lacking = f"it has no {folder.schema.name} to read rows by"
         if FEDERATION in table:

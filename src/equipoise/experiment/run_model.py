@@ -57,7 +57,8 @@ def trained_model(
         fix = "Name the function that makes the untrained model, as task.py of the app has it: --model my_federation.task:net"
         raise ConfigError(f"The run in {folder.path} is of a federation, whose model is the app's own. {fix}")
     if PYTHON in table or FEDERATION in table:
-        return _filled(_table_network(folder, table, schema, stored), stored, file, str(folder.config))
+        made = str(folder.config) if folder.config.is_file() else f"models.Tabular (without --model and {folder.config.name})"
+        return _filled(_table_network(folder, table, schema, stored), stored, file, made)
     config = RunConfig.read(folder.config, code="resume", trust=trust)
     takes = {parameter.name for parameter in config.model.part.all_parameters if parameter.required}
     made = config.model.make("model", **({"schema": schema} if "schema" in takes else {}))

@@ -20,6 +20,7 @@ from equipoise.privacy.drowned_sums import DROWNS, drowning_words
 from equipoise.report.data.over_seeds import in_percent
 from equipoise.report.text.sentences import FEW_CLIENTS, with_article
 from equipoise.risk.groups import Groups, checked_groups, group_name
+from equipoise.runs.standing_out import of_record
 from equipoise.small_clients import FEW_EXAMPLES
 
 if TYPE_CHECKING:
@@ -75,19 +76,20 @@ def card(run: RunRecord, *, about: Mapping[str, Any] | None = None, groups: Grou
 
 
 def participation_words(run: RunRecord) -> str:
-    """In how many rounds of a federation nobody trained, and in how many clients were missing; empty if in none.
+    """In how many rounds of a federation nobody trained or clients were missing, and which sites stood out; else empty.
 
     Under differential privacy who took part is for the operator alone.
     """
     rounds = run.history.rounds
-    if run.epsilon is not None or not any(report.missing or report.skipped for report in rounds):
+    if run.epsilon is not None:
         return ""
     idle = sum(report.trained == 0 for report in rounds)
     missing = [len(report.missing) for report in rounds if report.missing and report.trained]
-    said = [f"Nobody trained in {idle} of {counted(len(rounds), 'round')}." * (idle > 0)]
+    known = any(report.missing or report.skipped for report in rounds)
+    said = [f"Nobody trained in {idle} of {counted(len(rounds), 'round')}." * (idle > 0 and known)]
     if missing:
         said.append(f"In {counted(len(missing), 'round')} clients were missing, {max(missing)} at most.")
-    return " ".join(filter(None, said))
+    return " ".join(filter(None, [*said, *of_record(run)]))
 
 
 def figures(rows: ClientTable, *, shared: bool = False, private: bool = False) -> dict[str, Any]:

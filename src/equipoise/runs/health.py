@@ -10,6 +10,7 @@ import torch
 
 from equipoise.client_table import NOT_EVALUATED
 from equipoise.core.abilities import read
+from equipoise.core.words import counted
 from equipoise.errors import AFTER_THE_LAST, Diverged
 from equipoise.metrics import mean
 from equipoise.observers import Evaluation
@@ -18,6 +19,7 @@ from equipoise.result import Result
 from equipoise.runs.crowded_tail import crowded_tail
 from equipoise.runs.input_scales import cause_of_divergence, unscaled_inputs
 from equipoise.runs.setup import Setting
+from equipoise.runs.standing_out import blame, is_lost
 from equipoise.types import PersonalTraits, RoundReport
 
 FEWEST_ROUNDS = 5  # by which a run can be said to stand still
@@ -68,10 +70,11 @@ def divergence(setting: Setting, result: Result, who: str) -> Iterator[str]:
         trained_on = result.clients.where("train")
         keeps_layers = read(PersonalTraits, setting.algorithm.personal).keeps_layers
         last = mean(trained_on.served_loss if keeps_layers else trained_on.loss, trained_on.size)
-        lost = last > 1000 * (1 + (0.0 if setting.data.classes > 0 else first))
+        lost = is_lost(last, first, classes=setting.data.classes > 0)
         reason = cause_of_divergence(setting) if lost else unscaled_inputs(setting) if stands_still(result) else None
     if lost:
-        yield f"The training loss ended at {last:.3g}: {who} diverged. {noise or reason or 'Lower the learning rate.'}"
+        advice = [noise or reason or "Lower the learning rate.", "" if noise else blame(result.history.rounds)]
+        yield f"The training loss ended at {last:.3g}: {who} diverged. {' '.join(filter(None, advice))}"
     elif noise:
         yield noise if who == "the run" else f"{who}: {noise}"
     elif reason is not None:
@@ -99,6 +102,6 @@ def rejected_updates(rounds: Iterable[RoundReport]) -> Iterator[str]:
     counts = Counter(client for report in rounds for client in report.rejected)
     if counts:
         shown = ", ".join(client for client, _ in counts.most_common(5)) + (", …" if len(counts) > 5 else "")
-        yield (
-            f"{counts.total()} updates of {len(counts)} clients were not finite or absurdly large, and were left out: {shown}."
-        )
+        text = f"{counted(counts.total(), 'update')} of {counted(len(counts), 'client')}"
+        verb = "was" if counts.total() == 1 else "were"
+        yield f"{text} {verb} not finite or absurdly large, and {verb} left out: {shown}."

@@ -53,6 +53,7 @@ from equipoise.errors import EquipoiseError, notify
 from equipoise.personal.context import PersonalContext
 from equipoise.privacy.protected import Protected
 from equipoise.runs.normalised_work import steps_of
+from equipoise.runs.standing_out import TOO_LONG, extremes
 from equipoise.solvers.prepared import GRADIENT
 from equipoise.types import (
     Aggregator,
@@ -121,6 +122,7 @@ class RoundAtHand:
     params: Tensor | None = None  # where losses were asked for, under secure sums
     last: bool = False  # whether it is not tried again
     reported: dict[str, Any] = field(default_factory=dict)  # fields of the report that secure sums have released
+    norms: dict[str, float] = field(default_factory=dict)  # of the updates that clients have sent in the open
     counted: set[str] = field(default_factory=set)  # whose work is in the secure sum, though they may have gone since
 
 
@@ -176,7 +178,8 @@ class FlowerEngine(Engine):
         report = replace(report, **{"trained": trained, **self.round.reported}, rejected=rejected, missing=missing)
         by_client = {client: (sent[client], received[client]) for client in sorted({*sent, *received})}
         report = replace(report, bytes_sent=sent.total(), bytes_received=received.total(), bytes_by_client=by_client)
-        return state, replace(report, failed_tries=tuple(self.tries))
+        shown = extremes(self.messenger.losses, self.round.norms) if self.secure is None and not self.names_nobody else ()
+        return state, replace(report, failed_tries=tuple(self.tries), stood_out=tuple(shown))
 
     def numbered_tries(self) -> Iterator[int]:
         """The numbers of the tries at something, with a pause between two; each begins without faults."""
@@ -345,8 +348,9 @@ class FlowerEngine(Engine):
         usable = sq_norms[torch.isfinite(sq_norms)]
         median = float(usable.sort().values[(len(usable) - 1) // 2]) ** 0.5 if len(usable) > 2 else 0.0
         for client, square in zip(self.names(cohort), sq_norms.tolist(), strict=True):
+            self.round.norms[client] = square**0.5
             if 0 < median * self.patience.longest < square**0.5 < math.inf:
-                why = f"sent an update {square**0.5 / median:.3g} times as long as the median of the round"
+                why = f"sent an update {square**0.5 / median:.3g} {TOO_LONG} of the round"
                 self.messenger.faults.setdefault(client, why)
                 self.messenger.tell(self.messenger.nodes.get(client, -1), left_out.LONG)
         bound = (median * self.patience.longest) ** 2

@@ -38,7 +38,8 @@ class NodeScores:
         ids = clients.ids if which is None else [clients.ids[k] for k in which.tolist()]
         wanted = set(ids)
         members = self.engine.federation.members.items()
-        asked = [client for client, member in members if split in member.splits and (which is None or client in wanted)]
+        there = [client for client, member in members if split in member.splits and not member.only_sums]
+        asked = [client for client in there if which is None or client in wanted]
         scores = self._ask_at(params, asked)
         losses, errors = torch.stack([scores.get(client, {}).get(split, UNKNOWN) for client in ids], 1)
         return losses, errors
@@ -46,7 +47,7 @@ class NodeScores:
     def table(self, params: Tensor, data: FederatedData, metrics: ClientMetrics | None = None) -> ClientTable:
         """Every client of every split at `params`, in one exchange; clients that do not answer have no row, and are named."""
         engine, members = self.engine, self.engine.federation.members
-        may = [client for client, member in members.items() if member.evaluates]
+        may = [client for client, member in members.items() if member.evaluates and not member.only_sums]
         scores = self._ask_at(params, may, metrics) if may else {}
         shares = engine.task.error_name in SHARES
         wrong = {client: why for client, found in scores.items() if (why := wrong_scores(found.values(), shares=shares))}

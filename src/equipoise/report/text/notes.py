@@ -14,6 +14,7 @@ from equipoise.report.data.over_seeds import malicious_clients, run_label, witho
 from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.text.phrases import BACKDOOR, attack_words, listed, own_worse_words, untrained_words
 from equipoise.report.text.tables import backdoor_table, malicious_table, nonbreaking, rejected_table, swatch
+from equipoise.runs.standing_out import of_record
 from equipoise.small_clients import small_clients_words
 
 if TYPE_CHECKING:
@@ -131,6 +132,8 @@ def network_section(study: Study) -> Iterator[str]:
     for method, run in federated:
         if skipped := skipped_words(run):
             yield f'<p class="note skipped">{escape(f"{method.name}, {run_label(run, method.runs)}: {skipped}")}</p>'
+        if stood_out := " ".join(of_record(run)):
+            yield f'<p class="note stood-out">{escape(f"{method.name}, {run_label(run, method.runs)}: {stood_out}")}</p>'
     if any(run.epsilon is not None for _, run in federated):
         yield '<p class="note" id="operator">Of a run with differential privacy, what each node sent and when it failed is not '
         yield "shown: that would tell who took part. Its operator finds it in <code>rounds.jsonl</code> of the run folder.</p>"

@@ -120,7 +120,7 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
         patience = Patience(float(plan.timeout), plan.minimum, plan.retries, float(plan.pause), float(plan.longest))
         begun, told = known is not None, False  # whether the run has a roster, and whether its log says what is visible
         while True:
-            refuse_silent(members, plan.algorithm, signed=plan.signed)
+            silent = refuse_silent(members, plan.algorithm, signed=plan.signed, minimum=plan.minimum)
             refuse_unmeasured(members, plan.metrics)
             refuse_many_evaluations(members, plan, evaluated_rounds(place))
             data = make_stand_in(members.values(), plan.data)
@@ -136,7 +136,7 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
             if not told and plan.algorithm.traits.privacy.sums_alone:
                 log.info("Only sums are visible to this server: no single client's loss, update or score.")
             few = too_few_updates(plan.algorithm, federated.clients_per_round, plan.longest)
-            if not told and (said := federated.drowned() or few):
+            for said in () if told else filter(None, (silent, federated.drowned() or few)):
                 log.warning("%s", said)
                 status.event("warning", text=said)
             status.settle(members, messenger)

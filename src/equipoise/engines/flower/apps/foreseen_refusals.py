@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from equipoise.algorithm import Algorithm
@@ -10,27 +11,41 @@ from equipoise.engines.flower.apps.members import Member
 from equipoise.engines.flower.apps.run_status import read_events
 from equipoise.errors import IncompatibleParts
 from equipoise.experiment.run_files import RunFolder
+from equipoise.privacy.mechanism import SecureAggregation
 from equipoise.runs.checkpoint import read_checkpoint
 
 if TYPE_CHECKING:
     from equipoise.engines.flower.apps.server import ServerPlan
 
 
-def refuse_silent(members: Mapping[str, Member], algorithm: Algorithm, *, signed: bool) -> None:
-    """Refuse to begin a run in which some nodes would answer nothing."""
+def refuse_silent(members: Mapping[str, Member], algorithm: Algorithm, *, signed: bool, minimum: int = 1) -> str:
+    """Refuse to begin a run in which too few nodes would answer; what to say of the others, if some would answer nothing."""
     sums = algorithm.traits.privacy.sums_alone
     if sums and (others := [client for client, member in members.items() if bool(member.identity) != signed]):
-        names = ", ".join(others[:5])
+        names, one = ", ".join(others[:5]), len(others) == 1
         if signed:
             fix = "Make keys (`equipoise flower key`), exchange them, and name them in the nodes' policies."
-            raise IncompatibleParts(f"{names} have no key to sign sums with.", fix)
-        raise IncompatibleParts(f"{names} take part in signed sums only.", "Add signed=True to server_app.")
-    silent = [client for client, member in members.items() if member.only_sums]
-    if silent and not algorithm.traits.privacy.sums_alone:
-        raise IncompatibleParts(
-            f"{', '.join(silent[:5])} take part in secure sums only, and this algorithm asks for single updates.",
-            "Add privacy=privacy.SecureAggregation() to the Algorithm.",
-        )
+            raise IncompatibleParts(f"{names} {'has' if one else 'have'} no key to sign sums with.", fix)
+        raise IncompatibleParts(f"{names} take{'s' * one} part in signed sums only.", "Add signed=True to server_app.")
+    silent = [] if sums else [client for client, member in members.items() if member.only_sums]
+    if not silent:
+        return ""
+    takes = f"take{'s' * (len(silent) == 1)} part in secure sums only"
+    why, left = f"{', '.join(silent[:5])} {takes}, and this algorithm asks for single updates", len(members) - len(silent)
+    if left < max(1, minimum):
+        few = "" if left == 0 else f" {left} of {len(members)} clients are left, and minimum is {minimum}."
+        raise IncompatibleParts(f"{why}.{few}", make_secure(algorithm))
+    return f"{why} (only_sums in policy.toml): the run goes on without {'it' if len(silent) == 1 else 'them'}."
+
+
+def make_secure(algorithm: Algorithm) -> str:
+    """How to have an algorithm ask for secure sums alone."""
+    fix = "Add privacy=privacy.SecureAggregation() to the Algorithm."
+    try:
+        replace(algorithm, privacy=SecureAggregation())
+    except IncompatibleParts as failure:
+        return f"{fix} {failure.reason} {failure.fix}"
+    return fix
 
 
 def refuse_unmeasured(members: Mapping[str, Member], metrics: Mapping[str, Any] | None) -> None:
@@ -62,9 +77,10 @@ def refuse_many_evaluations(members: Mapping[str, Member], plan: ServerPlan, beh
     planned = len(made | {after for after in (*range(every, plan.rounds, every), plan.rounds) if after > done})
     limits = {client: member.evaluations for client, member in members.items() if member.evaluates and member.evaluations}
     if strict := [client for client, most in limits.items() if most < planned]:
-        least = min(limits[client] for client in strict)
+        least, one = min(limits[client] for client in strict), len(strict) == 1
+        whose = f"polic{'y' if one else 'ies'} of {', '.join(sorted(strict)[:5])} allow{'s' * one}"
         raise IncompatibleParts(
-            f"The run has {planned} evaluations{f', {len(made)} of them made' if made else ''}, and the policies of "
-            f"{', '.join(sorted(strict)[:5])} allow fewer, the least {least}.",
+            f"The run has {planned} evaluations{f', {len(made)} of them made' if made else ''}, and the {whose} "
+            f"{'only' if one else 'fewer, the strictest only'} {least}.",
             "Raise evaluate-every, or ask the owners to raise `evaluations` in policy.toml.",
         )

@@ -47,13 +47,20 @@ IN_PLACE = {
     "Run ID %s is not in `RUNNING` status. Ignoring message %s.": "Run %s has ended, and its message %.8s is dropped.",
     "Run ID %s is not in `RUNNING` status. Ignoring reply message %s.": "Run %s has ended, and the answer %.8s is not sent.",
 }
+OF_AN_APP = {  # the same lines in the process of an app, which speaks with the node's own SuperNode alone
+    "Connection attempt failed, retrying in %.2f seconds": (
+        "An app cannot reach its own node, which may have ended. The next try is in %.1f s."
+    ),
+    "Connection successful after %.2f seconds and %s tries.": "An app reaches its own node, after %.0f s and %s tries.",
+}
 
 
 class PlainWords(logging.Filter):
     """Puts plain words in the place of what Flower's SuperNode says of each message."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_app: bool = False) -> None:
         super().__init__()
+        self.in_place = {**IN_PLACE, **(OF_AN_APP if of_app else {})}
         self.run, self.round, self.asked, self.began, self.silent = "", "", "", 0.0, False
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -73,8 +80,8 @@ class PlainWords(logging.Filter):
         if record.msg == SENT:  # an answer, or a refusal of which another line tells
             record.msg, record.args = "%s: answered after %.1f s.", (self.asked, time.monotonic() - self.began)
             return not self.silent
-        if record.msg in IN_PLACE:
-            plain = IN_PLACE[record.msg]
+        if record.msg in self.in_place:
+            plain = self.in_place[record.msg]
             if plain is None:
                 return False
             record.msg = plain
@@ -99,13 +106,13 @@ def start_log() -> None:
     log.setLevel(logging.INFO)
 
 
-def speak_plainly(*, least: int = logging.INFO) -> None:
-    """Have Flower's log of this process in plain words; what is below the level `least` is left out."""
+def speak_plainly(*, least: int = logging.INFO, of_app: bool = False) -> None:
+    """Have Flower's log of this process, a SuperNode or `of_app`, in plain words; what is below `least` is left out."""
     if os.environ.get("FLWR_LOG_LEVEL"):
         return
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TimedLines())
-    handler.addFilter(PlainWords())
+    handler.addFilter(PlainWords(of_app=of_app))
     handler.setLevel(least)
     logging.getLogger("flwr").handlers = [handler]
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):  # their configuration comes later, and keeps filters

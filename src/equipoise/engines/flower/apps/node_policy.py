@@ -92,6 +92,13 @@ class NodePolicy:
         return self.noise_multiplier is not None or self.epsilon is not None
 
     @property
+    def protection_words(self) -> str:
+        """Which keys of the policy demand noise or a clip bound, as its owner wrote them."""
+        written = ((key, getattr(self, key)) for key in ("noise_multiplier", "epsilon", "clip"))
+        keys = ", ".join(f"{key} = {value:g}" for key, value in written if value is not None)
+        return f"The policy has {keys}, which demands {'noise' if self.noisy else 'a clip bound'}"
+
+    @property
     def budget_delta(self) -> float:
         """δ of the budget: the owner's, else 10⁻⁵."""
         return USUAL_DELTA if self.delta is None else self.delta
@@ -145,7 +152,7 @@ class NodePolicy:
         if self.only_sums:
             raise SumsOnly("This node takes part in secure sums only.")
         if self.noisy or self.clip is not None:
-            raise PolicyRefusal("The policy demands noise or a clip bound, and a single update or loss has neither.")
+            raise PolicyRefusal(f"{self.protection_words}, and a single update or loss has neither noise nor a clip bound.")
 
     def check_round(self, round_index: int) -> None:
         """Refuse a round beyond the last that the owner allows."""
@@ -171,7 +178,7 @@ class NodePolicy:
             return
         if kind in EXACT_SUMS:
             if self.noisy or self.clip is not None:
-                raise PolicyRefusal(f"{terms} has no noise and no clip bound, and the policy demands them.")
+                raise PolicyRefusal(f"{terms} has neither noise nor a clip bound. {self.protection_words}.")
             kept = asked.get("kept", 0)
             if kind == "update" and asked.get("filtered") and not (type(kept) is int and kept >= self.minimum_tail):
                 raise PolicyRefusal(f"The tail has {kept} clients, and the policy demands {self.minimum_tail}.")

@@ -26,16 +26,23 @@ from equipoise.engines.flower.apps.node_keys import RETIRED
 from equipoise.engines.flower.apps.welcome import Welcome
 from equipoise.engines.flower.transport.messages import counted
 from equipoise.engines.flower.transport.messenger import Messenger, TooFewClients
+from equipoise.errors import Diverged
 from equipoise.experiment.run_files import RunFolder
+from equipoise.metrics import mean
 from equipoise.observers import Evaluation
+from equipoise.runs.standing_out import is_far_loss, is_lost, suspects
 from equipoise.types import Observer, RoundReport
 
 STATUS, EVENTS = "status.json", "events.jsonl"
 SAME_ALERT = 6  # characters by which an alert is known again: "has fa…", "has a …"
 KEEPS_FAILING = 3  # rounds in a row after which a node is an alert
-FAR_LOSS = 10.0  # times the next largest loss from which a loss is an alert
 DIXON = {4: 0.765, 5: 0.642, 6: 0.560, 7: 0.507, 8: 0.468, 9: 0.437, 10: 0.412}  # critical Q by the number of clients
 FAR_ERROR = 2.0  # times the next largest error from which the largest of few may be an alert
+OTHER_COHORT = (
+    "The clients of round {} are not those of the round before ({}). Secure sums without noise are exact: the difference of "
+    "two rounds shows about what a client has sent that is in one of them alone."
+)
+FAR_POINTS = 0.25  # above the median, from which such an error is an alert without any test, if errors are shares
 DRIFT = (4.0, 0.05)  # deviations, and amount, above the median of all clients from which an error is an alert
 log = logging.getLogger("flwr")  # Flower shows it to whoever watches the run
 
@@ -69,9 +76,11 @@ class RunStatus(Observer):
             try:
                 before = json.loads((folder / STATUS).read_text(encoding="utf-8"))
                 kept = {key: before[key] for key in ("round", "alerts", "clients")}
-                self.about |= kept | {key: before[key] for key in ("evaluation",) if key in before}
+                self.about |= kept | {key: before[key] for key in ("evaluation", "notes") if key in before}
             except (OSError, ValueError, KeyError, TypeError):
                 self.event("warning", text=f"{STATUS} could not be read, and begins anew.")
+        self._reports: list[RoundReport] = []  # since this server began
+        self._took_part: frozenset[str] | None = None  # in the round before, and not without a fault
         self._ended = folder is not None and RunFolder(folder).finished  # a run that is to get more rounds
         self.about |= {"pid": os.getpid(), "began": moment(), "protected": not open_scores}
         self.write()
@@ -184,6 +193,10 @@ class RunStatus(Observer):
                 self.alert(client, f"has failed in {entry['in_a_row']} rounds in a row: it {entry['fault']}")
         if self.open_scores and messenger is not None:
             self._look_at_losses(messenger.losses, report.round + 1)
+            self._reports.append(report)
+            self._look_at_divergence(report.loss)
+        elif not self.open_scores and report.epsilon is None:
+            self._look_at_cohort(report)
         numbers = {"seconds": report.seconds, "trained": report.trained, "cohort": report.cohort}
         drawn = len({*report.bytes_by_client, *missing})  # `cohort` is without those that failed before they trained
         numbers |= {"clients_trained": self.count_trained(report), "clients_drawn": drawn}
@@ -204,6 +217,29 @@ class RunStatus(Observer):
         for client, text in found.items():
             self.alert(client, text)
 
+    def _look_at_cohort(self, report: RoundReport) -> None:
+        """Exact sums over cohorts that differ tell about those who are in one alone: said once in a run."""
+        took_part = frozenset(report.bytes_by_client.keys() - report.missing.keys())
+        before, self._took_part = self._took_part, took_part
+        if before is None or before == took_part or report.skipped or self.about.get("notes"):
+            return
+        changed = [f"without {name}" for name in sorted(before - took_part)]
+        changed += [f"with {name}" for name in sorted(took_part - before)]
+        note = OTHER_COHORT.format(report.round + 1, ", ".join(changed[:5]) + ", …" * (len(changed) > 5))
+        self.about["notes"] = [note]
+        self.event("warning", text=note)
+        log.warning("%s", note)
+
+    def _look_at_divergence(self, loss: float) -> None:
+        """A loss that says that the run has diverged is an alert at the sites that may be why."""
+        first = next((report.loss for report in self._reports if math.isfinite(report.loss)), math.nan)
+        if is_lost(loss, first, classes=False):
+            for client, why in suspects(self._reports).items():
+                self.alert(client, f"may be why the run diverges, by wrong units, wrong labels or false numbers: {why}")
+        elif math.isfinite(loss):
+            for client in self.about["clients"]:
+                self.clear(client, "may be")
+
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """Tell who was not evaluated. Where single errors may be known, a site with one far above the others' is an alert."""
         table = evaluation.clients
@@ -221,6 +257,9 @@ class RunStatus(Observer):
             for client, where, error in zip(table.client, table.split, table.error.tolist(), strict=True)
             if where == split and error == error
         }
+        trained_on = table.where("train")
+        if len(trained_on):
+            self._look_at_divergence(mean(trained_on.loss, trained_on.size))
         for client, error in errors.items():
             self._entry(client)["error"] = round(error, 6)
         found = list(drifted(errors))
@@ -238,6 +277,8 @@ class RunStatus(Observer):
         except BaseException as failure:
             if isinstance(failure, TooFewClients):
                 self._note_faults()
+            if isinstance(failure, Diverged) and self.open_scores:
+                self._look_at_divergence(math.inf)
             if self._ended and self.folder is not None and RunFolder(self.folder).finished:  # no round of it was begun
                 self.about["rounds"] = self.about["round"]
                 self.event("failed", text=str(failure))
@@ -267,7 +308,7 @@ def far_losses(losses: Mapping[str, float], number: int) -> Iterator[tuple[str, 
     if len(ordered) < 3:
         return
     (_, next_one), (client, largest) = ordered[-2:]
-    if largest > FAR_LOSS * max(next_one, 0.0) and largest - next_one > 1:
+    if is_far_loss(largest, next_one):
         why = f"and the others at most {next_one:.3g}: wrong labels or units, or a false number"
         yield client, f"reported a loss of {largest:.3g} in round {number}, {why}"
 
@@ -278,12 +319,16 @@ def drifted(errors: Mapping[str, float]) -> Iterator[tuple[str, str]]:
     Far is more than `DRIFT` deviations, by the median absolute deviation. One of few clients widens that deviation itself, so
     below eleven clients the largest error is also far if two things hold: it is more than `FAR_ERROR` times the next, and
     Dixon's Q, its distance from the next over the range of all, is above the critical value at 5 % (Dean, Dixon 1951). Q alone
-    gave twice as many alerts at honest sites, whose errors are no normal numbers and move in steps of one example.
+    gave twice as many alerts at honest sites, whose errors are no normal numbers and move in steps of one example. A share
+    that is more than `FAR_ERROR` times the next and `FAR_POINTS` above the median is far whatever Q is: of four clients the
+    lowest decides Q as much as the largest.
 
     >>> list(drifted({"a": 0.10, "b": 0.11, "c": 0.09, "d": 0.12, "e": 0.60}))
     [('e', 'has a test error of 0.6, and the median of the clients is 0.11')]
     >>> list(drifted({"a": 0.133, "b": 0.10, "c": 0.883, "d": 0.25}))
     [('c', 'has a test error of 0.883, and the median of the clients is 0.192')]
+    >>> list(drifted({"a": 0.233, "b": 0.125, "c": 0.18, "d": 0.542}))
+    [('d', 'has a test error of 0.542, and the median of the clients is 0.207')]
     >>> list(drifted({"a": 0.133, "b": 0.10, "c": 0.20, "d": 0.25}))
     []
     """
@@ -294,7 +339,8 @@ def drifted(errors: Mapping[str, float]) -> Iterator[tuple[str, str]]:
     spread = 1.4826 * median_high(abs(error - middle) for error in ordered)
     lowest, next_largest, largest = ordered[0], ordered[-2], ordered[-1]
     apart = largest - next_largest > DIXON.get(len(ordered), math.inf) * (largest - lowest)
-    apart = apart and largest > FAR_ERROR * next_largest
+    shares = lowest >= 0 and largest <= 1 and len(ordered) in DIXON
+    apart = (apart or (shares and largest - middle > FAR_POINTS)) and largest > FAR_ERROR * next_largest
     for client, error in errors.items():
         far = error - middle > DRIFT[0] * spread or (apart and error == largest)
         if far and error - middle > DRIFT[1]:

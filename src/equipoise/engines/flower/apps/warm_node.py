@@ -211,7 +211,7 @@ class WarmNode:
     def _forks(self) -> None:
         from equipoise.engines.flower.apps.app_forks import AppForks
 
-        speak_plainly(least=logging.WARNING)
+        speak_plainly(least=logging.WARNING, of_app=True)
         os.close(self.writing)
         AppForks(self.reading, self.owner, self.address.node_config, keep=self.keep).serve()
 

@@ -123,7 +123,7 @@ def fetch(
     Validation examples decide where there are any, else the examples to train on: those to test on are left for a fair figure.
     What an earlier `fetch` has put into the folder is replaced; files of others are, too, if `overwrite` says so.
     """
-    before = find_fetched(out, overwrite=overwrite)
+    before = find_fetched(out, kit.client, overwrite=overwrite)
     read = reader(source, token=token, authority=authority or kit.authority)
     files = {}
     for entry in read_entries(read(MANIFEST, LARGEST_MANIFEST)):
@@ -139,7 +139,15 @@ def fetch(
     best = min(scores, key=lambda name: scores[name][judged][0])
     make_folder(out)
     now = hashlib.sha256(files[best]).hexdigest()
-    choice = {"model": best, "judged_by": judged, "sha256": now, "source": source, "scores": scores, "replaces": before}
+    choice = {
+        "client": kit.client,
+        "model": best,
+        "judged_by": judged,
+        "sha256": now,
+        "source": source,
+        "scores": scores,
+        "replaces": before,
+    }
     # The choice first: if the process ends between the two, it still tells both models from files of others.
     write_atomically(out / CHOICE, (json.dumps(choice, indent=1) + "\n").encode())
     write_atomically(out / MODEL, files[best])
@@ -156,21 +164,27 @@ def fetch(
     return lines + warn_of_trivial(best, scores[best], trivial, count_examples(app, kit))
 
 
-def find_fetched(out: Path, *, overwrite: bool) -> str | None:
+def find_fetched(out: Path, client: str, *, overwrite: bool) -> str | None:
     """The SHA-256 of the model that an earlier `fetch` has put into a folder; None without one.
 
-    A folder in which files of others would be lost is refused, unless `overwrite`.
+    A folder in which files of others would be lost, or the model of another site than `client`, is refused, unless `overwrite`.
     """
-    model, choice = out / MODEL, out / CHOICE
+    model, choice, whose = out / MODEL, out / CHOICE, client
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out must be a folder, but {out} is a file. Name another: --out DIR.")
     try:
         about = json.loads(choice.read_text(encoding="utf-8"))
         known = {about["sha256"], about.get("replaces")}
+        whose = about.get("client", client)
     except FileNotFoundError:
         known = set()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         known = None
+    if whose != client and not overwrite:
+        raise ConfigError(
+            f"{out} has the model that was chosen for {whose}, and this kit is that of {client}. Name another folder "
+            "(--out DIR), or replace it (--overwrite)."
+        )
     there = file_checksum(model) if model.is_file() else None
     foreign = MODEL if there is not None and there not in (known or ()) else CHOICE if known is None else None
     if foreign is not None and not overwrite:

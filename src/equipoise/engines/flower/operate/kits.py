@@ -97,7 +97,10 @@ class OperatorFolder:
         for host in hosts:
             good = re.fullmatch(r"[A-Za-z0-9.:-]+", host) is not None
             require(good, "--host", "must be the name or address of the SuperLink's machine", host, "E.g. fed.example.org.")
+        before = self.authority.server.read_bytes() if self.authority.server.exists() else None
         done = self.authority.prepare([*hosts, *LOCAL], renew=renew)
+        if before is not None and before != self.authority.server.read_bytes():
+            done.append("A SuperLink and a proxy that run have the old certificate: start them again.")
         settings = f'host = "{hosts[0]}"\nport = {port}\nhosts = {json.dumps(hosts)}\n'
         write_atomically(self.path / SETTINGS, settings.encode())
         inside = self.listen(LOCAL[1])

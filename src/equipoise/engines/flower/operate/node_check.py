@@ -199,15 +199,17 @@ class Checks:
                 if torch.is_tensor(leaf) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
                     rows = int((~torch.isfinite(leaf.flatten(1) if leaf.dim() > 1 else leaf.unsqueeze(1)).all(1)).sum())
                     return "fault", f"{rows} examples of {split} have missing or infinite values"
-        strange = [*strange_columns(node.data), *empty_columns(self.gaps), *(("warning", text) for text in self.notices)]
-        if strange := list(dict.fromkeys(strange)):
-            return min(verdict for verdict, _ in strange), " ".join(text.rstrip(".") + "." for _, text in strange)
-        targets = leaves(node.data.train.y)[0]
+        targets, verdict, shown = leaves(node.data.train.y)[0], "good", "all values are finite"
         if node.data.classes and not targets.is_floating_point() and targets.dim() == 1:
             counts = torch.bincount(targets.long(), minlength=node.data.classes).tolist()
             shown = f"examples per class: {', '.join(map(str, counts[:20]))}{', …' if len(counts) > 20 else ''}"
-            return ("warning" if len([c for c in counts if c]) < 2 else "good"), shown + show_gaps(self.gaps)
-        return "good", "all values are finite" + show_gaps(self.gaps)
+            verdict = "warning" if len([c for c in counts if c]) < 2 else "good"
+        shown += show_gaps(self.gaps)
+        strange = [*strange_columns(node.data), *empty_columns(self.gaps), *(("warning", text) for text in self.notices)]
+        if strange := list(dict.fromkeys(strange)):
+            said = " ".join(text if text.endswith(("?", ".")) else f"{text}." for _, text in strange)
+            return min(verdict for verdict, _ in strange), f"{said} {shown[0].upper()}{shown[1:]}"
+        return verdict, shown
 
     def training(self) -> tuple[str, str]:
         """One local step on this node's data: its time, and the most memory so far. Nothing is sent."""

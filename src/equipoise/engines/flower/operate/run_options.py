@@ -11,6 +11,9 @@ from equipoise.errors import ConfigError, unknown_name
 
 def refuse_unknown_options(folder: Path, text: str) -> None:
     """Refuse an option that the app does not have, and name it; Flower says only that the configuration is invalid."""
+    example = 'rounds=100 clients=4 nodes="nodes.toml"'
+    if text.strip().endswith(".toml") and "=" in text and not Path(text.strip()).exists():
+        raise ConfigError(f"--run-config {text.strip()!r}: a text needs double quotes. Write options as in '{example}'.")
     if not text.strip() or text.strip().endswith(".toml"):  # Flower reads the file
         return
     file = folder / "pyproject.toml"
@@ -21,8 +24,9 @@ def refuse_unknown_options(folder: Path, text: str) -> None:
     try:
         given = read_node_config(text)
     except Exception as failure:  # of Flower's parser, which has its own kinds
-        example = 'rounds=100 clients=4 nodes="nodes.toml"'
-        raise ConfigError(f"--run-config cannot be read: {failure}. Write options as in '{example}'.") from failure
+        raise ConfigError(
+            f"--run-config cannot be read: {failure}. A text needs double quotes. Write options as in '{example}'."
+        ) from failure
     for key in given:
         if key not in known:
             where = f"They are below [tool.flwr.app.config] in {file}."

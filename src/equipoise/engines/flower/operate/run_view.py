@@ -60,6 +60,7 @@ class RunView:
             if "evaluation" in about:
                 about["evaluation"] = {**about["evaluation"], "not_evaluated": {}}
             about.pop("arrivals", None)
+            about.pop("notes", None)
             about["alerts"] = [{"time": each["time"], "client": "a client", "text": hidden} for each in about["alerts"]]
             about["text"] = about["text"] if about["state"] == "gone" else ""  # a failure may name clients
         return about
@@ -74,12 +75,13 @@ class RunView:
         ]
         lines += arrival_lines(about.get("arrivals"))
         lines += evaluation_lines(about.get("evaluation"))
+        lines += [f"note: {note}" for note in about.get("notes", ())]
         if not about["clients"]:
             return lines
         rows = [HEAD, *(_row(client, entry) for client, entry in sorted(about["clients"].items()))]
         widths = [max(len(row[k]) for row in rows) for k in range(len(HEAD))]
         lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        lines += [f"ALERT {each['time']} {each['client']} {each['text']}" for each in about["alerts"]]
+        lines += [f"ALERT since {each['time']} {each['client']} {each['text']}" for each in about["alerts"]]
         return lines
 
     def page(self) -> str:
