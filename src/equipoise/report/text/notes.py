@@ -54,13 +54,13 @@ def header_note(study: Study) -> str:
 def absent_note(study: Study) -> str:
     """Sentences on clients that the figures leave out because they were not evaluated; empty without any.
 
-    Of a private run the number alone: who took part is part of what ε hides.
+    Of a run that protects clients the number alone: it does not say who took part.
     """
     split, several = study.judged.split, len(study.runs) > 1
     sentences = []
     for method in study.methods:
         for run in method.runs:
-            words = absent_words(run.clients, split, named=run.epsilon is None)
+            words = absent_words(run.clients, split, named=not run.protects_clients)
             sentences += [f"{method.name}, {run_label(run, method.runs)}: {words}" if several else words] if words else []
     if len({tuple(sorted(run.clients.not_evaluated.get(split, ()))) for run in study.runs}) > 1:
         sentences.append("Runs that leave out different clients do not compare: differences may come from the clients.")
@@ -107,7 +107,7 @@ def rejected_section(study: Study) -> Iterator[str]:
 def network_section(study: Study) -> Iterator[str]:
     """Bytes over the network and failures, by node; nothing for simulations.
 
-    Of a private run the totals alone: who took part in which rounds is part of what ε hides, and is the operator's to know.
+    Of a run that protects clients the totals alone: who took part in which rounds is the operator's to know.
     """
     federated = [(method, run) for method in study.methods for run in method.runs if _has_traffic(run)]
     if not federated:
@@ -124,8 +124,7 @@ def network_section(study: Study) -> Iterator[str]:
         cells = "".join(f"<td>{_bytes_text(total)}</td>" for total in totals)
         each = " / ".join(_bytes_text(total / rounds) for total in totals)
         yield f"<tr><th>{label}</th><td>all</td>{cells}<td colspan=2>{each} a round</td></tr>"
-        private = run.epsilon is not None
-        for node in sorted(set(sent) | set(failed)) if not private else ():
+        for node in sorted(set(sent) | set(failed)) if not run.protects_clients else ():
             texts = (node, _bytes_text(sent[node]), _bytes_text(received[node]), str(failed[node]), reason.get(node, ""))
             yield "<tr><th></th>" + "".join(f"<td>{escape(text)}</td>" for text in texts) + "</tr>"
     yield "</tbody></table></div>"
@@ -134,8 +133,8 @@ def network_section(study: Study) -> Iterator[str]:
             yield f'<p class="note skipped">{escape(f"{method.name}, {run_label(run, method.runs)}: {skipped}")}</p>'
         if stood_out := " ".join(of_record(run)):
             yield f'<p class="note stood-out">{escape(f"{method.name}, {run_label(run, method.runs)}: {stood_out}")}</p>'
-    if any(run.epsilon is not None for _, run in federated):
-        yield '<p class="note" id="operator">Of a run with differential privacy, what each node sent and when it failed is not '
+    if any(run.protects_clients for _, run in federated):
+        yield '<p class="note" id="operator">Of a run that protects clients, what each node sent and when it failed is not '
         yield "shown: that would tell who took part. Its operator finds it in <code>rounds.jsonl</code> of the run folder.</p>"
     yield "</section>"
 
