@@ -161,7 +161,8 @@ def test_a_federated_run_shows_bytes_by_node_and_who_failed(run, tmp_path):
     assert "Over the network" not in run.report(tmp_path / "plain.html").read_text(encoding="utf-8")
 
 
-def test_who_took_part_from_the_page_of_a_private_federation(run, tmp_path):
+@pytest.mark.parametrize("protection", ["noise", "sums"])
+def test_who_took_part_from_the_page_of_a_private_federation(run, protection, tmp_path):
     rounds = [
         replace(
             report, bytes_sent=3000, bytes_received=1500,
@@ -171,7 +172,11 @@ def test_who_took_part_from_the_page_of_a_private_federation(run, tmp_path):
         for report in run.history.rounds
     ]  # fmt: skip
     spent = type("Spent", (), {"__str__": lambda self: "ε = 1", "epsilon": 1.0, "epsilon_server": 1.0})()
-    private = replace(run, history=replace(run.history, rounds=rounds), epsilon=spent)
+    protected = (
+        {"epsilon": spent} if protection == "noise" else {"algorithm": eq.Algorithm(privacy=eq.privacy.SecureAggregation())}
+    )
+    table = replace(run.clients, not_evaluated={run.judged_on: {"ward south 9": "did not answer"}})
+    private = replace(run, history=replace(run.history, rounds=rounds), clients=table, **protected)
     page = private.report(tmp_path / "private.html").read_text(encoding="utf-8")
     assert "Over the network" in page
     assert "rounds.jsonl" in page
