@@ -60,7 +60,10 @@ def beyond_chance_words(rows: ClientTable) -> str:
     if chance is None:
         return ""
     cases = "less than 0.1 %" if chance < 0.001 else f"{100 * chance:.1f} %" if chance < 0.1 else f"{100 * chance:.0f} %"
-    found, end = f"The {len(rows):,} clients differ beyond chance", "The test does not say which clients differ."
+    found, end = (
+        f"The {len(rows):,} clients differ beyond chance",
+        "The test does not say which clients differ, nor why: some may have more rows that are hard for every model.",
+    )
     if chance >= BEYOND:
         found = f"These rows do not show that the {len(rows):,} clients differ"
         end = "That does not show that they are alike."

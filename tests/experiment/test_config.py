@@ -215,11 +215,18 @@ def test_overrides_are_toml_or_else_text():
         {"a": {"b": 1}, "c": "mean"}, ["a.b=2.5", "a.d=plain text", 'a.e="3"', "a.f=[1, 2]", "c.tail=1", "g= true"]
     )
     assert table == {"a": {"b": 2.5, "d": "plain text", "e": "3", "f": [1, 2]}, "c": {"name": "mean", "tail": 1}, "g": True}
+    assert override({}, ['data.kinds."Visit No."=left out']) == {"data": {"kinds": {"Visit No.": "left out"}}}
     assert override({}, ["a=1\nb = 2"]) == {"a": "1\nb = 2"}  # one value, whatever is in it
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"), [("a", "must have the form key=value"), ("=3", "must have the form"), ("a.b.c=3", "a is|b is 1")]
+    ("setting", "words"),
+    [
+        ("a", "must have the form key=value"),
+        ("=3", "must have the form"),
+        ("a.b.c=3", "a is|b is 1"),
+        ("a.Visit No.=left out", "a dot in it needs double quotes"),
+    ],
 )
 def test_bad_overrides_are_refused(setting, words):
     with pytest.raises(ConfigError, match=words):
@@ -501,3 +508,10 @@ def test_a_byte_order_mark_as_editors_on_windows_write_it_is_no_error(tmp_path):
     plain.write_text('[data]\nname = "digits"\n', encoding="utf-8")
     marked.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes().replace(b"\n", b"\r\n"))
     assert read_toml(marked) == read_toml(plain)
+
+
+def test_a_table_in_the_place_of_a_configuration_is_told_where_it_belongs(tmp_path):
+    path = tmp_path / "visits.csv"
+    path.write_text("visit no,age\n1,20\n")
+    with pytest.raises(ConfigError, match=r'by \[data\] with name = "csv" and path = '):
+        RunConfig.read(path)

@@ -145,6 +145,15 @@ def test_commands_list_large_clients_first_and_name_both_commands(run, tmp_path)
     assert worst_lines(small)[0] == "The 5 clients that are served worst, by their 0-1 error:"
 
 
+def test_a_limit_that_is_asked_for_takes_the_place_of_ours(run, tmp_path):
+    some = of(run, [9, *[10] * 12], [10, *[50] * 12]).judged_by(at_least=10)
+    assert worst_lines(some)[0] == "The 5 clients of the 13 with 10 examples or more that are served worst, by their 0-1 error:"
+    assert re.match(r"  c0 ", worst_lines(some)[2])
+    page = Page(some.report(tmp_path / "r.html"))
+    assert page.rows["table-worst"][1][0] == "c0"
+    assert "These are the worst 10 of 13 clients." in page.by_id["picked"]
+
+
 def test_the_page_lists_no_client_with_few_examples_where_enough_others_are_there(run, tmp_path):
     small = of(run, [1, *[10] * 11], [1, *[50] * 11])
     page = Page(small.report(tmp_path / "r.html"))

@@ -187,8 +187,8 @@ def summary_text(record: RunRecord, folder: Path) -> str:
 def worst_lines(record: RunRecord, count: int = 5) -> list[str]:
     """The clients that are served worst, as lines of text with intervals; none where hardly more clients were judged.
 
-    Clients with few examples, whose error is mostly chance, are left out where enough others are there. Clients that a run
-    protects are not named: a terminal's output is passed on, too.
+    Clients with few examples, whose error is mostly chance, are left out where enough others are there, unless `record` has a
+    limit that was asked for. Clients that a run protects are not named: a terminal's output is passed on, too.
     """
     from equipoise.small_clients import FEW_EXAMPLES
 
@@ -198,8 +198,9 @@ def worst_lines(record: RunRecord, count: int = 5) -> list[str]:
     if len(rows.benign) <= count:
         return []
     large = int((rows.benign.size >= FEW_EXAMPLES).sum())
-    least = FEW_EXAMPLES if count < large < len(rows.benign) else 0
-    among = f" of the {large:,} with {least} examples or more" if least else ""
+    least = FEW_EXAMPLES if count < large < len(rows.benign) and not record.at_least else 0
+    some, limit = (large, least) if least else (len(rows.benign), record.at_least)
+    among = f" of the {some:,} with {limit} examples or more" if limit else ""
     table = str(rows.worst(count, at_least=least)).splitlines()
     title = f"The {count} clients{among} that are served worst, by their {record.measured}:"
     return [title, *(f"  {line}" for line in table)]

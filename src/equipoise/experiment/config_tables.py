@@ -24,16 +24,38 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     except OSError as failure:
         raise ConfigError(f"{path} cannot be read: {failure.strerror}.") from failure
     except tomllib.TOMLDecodeError as failure:
-        raise ConfigError(f"{path} is not valid TOML: {failure}.") from failure
+        table = Path(path).suffix.lower() in (".csv", ".tsv", ".txt")
+        fix = f' A table is named in such a file, by [data] with name = "csv" and path = "{path}".' if table else ""
+        raise ConfigError(f"{path} is not valid TOML: {failure}.{fix}") from failure
+
+
+def _steps(key: str) -> list[str]:
+    """The names along a dotted key; a name in double quotes may have dots in it, as in TOML.
+
+    >>> _steps('data.kinds."visit no."'), _steps("train.seed")
+    (['data', 'kinds', 'visit no.'], ['train', 'seed'])
+    """
+    try:
+        found: Any = tomllib.loads(f"{key} = 0") if '"' in key else None
+    except tomllib.TOMLDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        return [step.strip() for step in key.split(".")]
+    steps = []
+    while isinstance(found, dict):
+        ((step, found),) = found.items()
+        steps.append(step)
+    return steps
 
 
 def override(table: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """The table with settings `a.b=value` applied. A value is TOML (3, 0.5, true, [1, 2], "text"), or else plain text."""
     for setting in overrides:
         key, equals, text = setting.partition("=")
-        path = [step.strip() for step in key.split(".")]
+        path = _steps(key)
         if not equals or not all(path):
-            raise ConfigError(f"--set {setting} must have the form key=value, e.g. --set train.seed=3.")
+            rule = "must have the form key=value, e.g. --set train.seed=3. A name with a dot in it needs double quotes, e.g."
+            raise ConfigError(f"--set {setting} {rule} --set 'data.kinds.\"visit no.\"=left out'.")
         try:
             parsed = tomllib.loads(f"value = {text}")
         except tomllib.TOMLDecodeError:

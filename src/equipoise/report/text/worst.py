@@ -67,7 +67,7 @@ def _worst_alone(study: Study, method: MethodResults) -> Iterator[str]:
     found = client_errors(study)
     losses = client_errors(study, values_of=lambda rows: rows.served_loss)
     only_loss = study.scale.noun == "loss"
-    some = _worst_first(found, losses, 0)
+    some = _worst_first(study, found, losses, 0)
     known = torch.cat([rows.loss for rows in method.rows])
     finite = known[torch.isfinite(known)]
     plain = study.scale.fitting(float(finite.abs().max()) if len(finite) else 1.0, percent=False)
@@ -82,17 +82,17 @@ def _worst_alone(study: Study, method: MethodResults) -> Iterator[str]:
     columns.append((f"{whose}loss", losses, plain))
     if only_loss and method.personalised:
         columns.append(("shared loss", _shared(study), plain))
-    large = _large(found, 0)
+    large = _large(study, found, 0)
     caption = f"The {_client_count(len(some), study.judged.benign_word)} with the largest {study.noun}"
     caption += f"{large}{seeds_words(found)}{_evaluated(study)}.{served_model(study)}{differing_clients(found)}"
     caption += error_interval_words(study, found)
     by_seeds = _interval(study, found, 0, None)
-    judged = len(_listed_from(found, 0))
+    judged = len(_listed_from(study, found, 0))
     intervals = by_seeds is None or not bool(np.isnan(by_seeds[0]).all())
     chance = [picked_words(len(some), judged, intervals=intervals)]
     if len(method.runs) == 1:
         rows = method.all_rows[0].benign
-        chance.append(beyond_chance_words(rows.take((rows.size >= FEW_EXAMPLES).nonzero().flatten()) if large else rows))
+        chance.append(beyond_chance_words(rows.take((rows.size >= _limit(study)).nonzero().flatten()) if large else rows))
     if any(chance):
         yield f'<p class="note" id="picked">{escape(nonbreaking(" ".join(filter(None, chance))))}</p>'
     if not only_loss and study.with_trivial is not None:
@@ -112,9 +112,9 @@ def _before_and_after(study: Study, chosen: MethodResults, name: str) -> Iterato
     """The clients that fare worst under `chosen`, with their error under every method that has the same seeds."""
     scale, at = study.scale, study.methods.index(chosen)
     found = client_errors(study, chosen)
-    some = _worst_first(found, client_errors(study, chosen, values_of=lambda rows: rows.served_loss), at)
+    some = _worst_first(study, found, client_errors(study, chosen, values_of=lambda rows: rows.served_loss), at)
     who = f"{_client_count(len(some), study.judged.benign_word)} with the largest {study.noun} under {chosen.name}"
-    who += f"{_large(found, at)}{seeds_words(found)}{_evaluated(study)}"
+    who += f"{_large(study, found, at)}{seeds_words(found)}{_evaluated(study)}"
     unit = " in %" if scale.percent else ""
     caption = f"The {who}; {scale.noun}{unit} under each method.{served_model(study, brief=True)}"
     caption += differing_clients(found) + error_interval_words(study, found) + few_words(study, found, some)
@@ -135,29 +135,34 @@ def _before_and_after(study: Study, chosen: MethodResults, name: str) -> Iterato
     yield close_table()
 
 
-def _worst_first(found: ClientErrors, losses: ClientErrors, method: int) -> list[int]:
+def _worst_first(study: Study, found: ClientErrors, losses: ClientErrors, method: int) -> list[int]:
     """Positions of the clients with the largest mean error (then loss) under a method, worst first.
 
     Clients with few examples, whose error is mostly chance, are left out where enough others are there.
     """
     error, loss = (mean_over_seeds(each.of(method)) for each in (found, losses))
-    judged = _listed_from(found, method)
+    judged = _listed_from(study, found, method)
     loss = np.nan_to_num(loss, nan=np.inf, posinf=np.inf)
     order = np.lexsort((-loss[judged], -error[judged]))
     return [int(k) for k in judged[order][:WORST_CLIENTS]]
 
 
-def _listed_from(found: ClientErrors, method: int) -> NDArray[np.intp]:
+def _limit(study: Study) -> int:
+    """The examples that a client needs to be listed among the worst: as was asked for, or a number of our own."""
+    return study.judged.at_least or FEW_EXAMPLES
+
+
+def _listed_from(study: Study, found: ClientErrors, method: int) -> NDArray[np.intp]:
     """Positions of the clients that the worst are picked from: judged ones, and with enough examples if these are enough."""
     judged = np.flatnonzero(~np.isnan(mean_over_seeds(found.of(method))))
-    large = judged[np.array(found.sizes)[judged] >= FEW_EXAMPLES]
+    large = judged[np.array(found.sizes)[judged] >= _limit(study)]
     return large if len(large) > WORST_CLIENTS else judged
 
 
-def _large(found: ClientErrors, method: int) -> str:
+def _large(study: Study, found: ClientErrors, method: int) -> str:
     """A clause that small clients are not listed; empty if they may be."""
-    some, every = len(_listed_from(found, method)), int((~np.isnan(mean_over_seeds(found.of(method)))).sum())
-    return f", of the {some:,} with {FEW_EXAMPLES} examples or more" if some < every else ""
+    some, every = len(_listed_from(study, found, method)), int((~np.isnan(mean_over_seeds(found.of(method)))).sum())
+    return f", of the {some:,} with {_limit(study)} examples or more" if some < every else ""
 
 
 def _shared(study: Study) -> ClientErrors:
