@@ -357,9 +357,9 @@ FAST = eq.Algorithm(solver=eq.solvers.SGD(lr=30.0, batch_size=None))
 @pytest.mark.parametrize(
     ("train", "words"),
     [
-        (lambda *given, **options: eq.train(*given, FAST, **options), "were left out: client-2"),
-        (lambda *given, **options: eq.train_family(*given, FAST, tails=[1.0, 0.9], **options), "were left out: client-2"),
-        (lambda *given, **options: eq.train_many(*given, FAST, seeds=2, **options), "were left out: client-2"),
+        (lambda *given, **options: eq.train(*given, FAST, **options), "left out: client-2"),
+        (lambda *given, **options: eq.train_family(*given, FAST, tails=[1.0, 0.9], **options), "left out: client-2"),
+        (lambda *given, **options: eq.train_many(*given, FAST, seeds=2, **options), "left out: client-2"),
         (
             lambda *given, **options: eq.train_many(
                 *given, {"a": FAST, "b": dataclasses.replace(FAST, aggregator=eq.aggregators.Median())}, seeds=1, **options
