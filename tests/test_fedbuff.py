@@ -365,7 +365,7 @@ def test_what_does_not_go_with_it_is_refused(parts):
     ("parts", "words"),
     [
         ({"personal": eq.personal.Ditto()}, r"FedBuff\(\).*trains clients' own models.*\n  Leave out personal, or another"),
-        ({"privacy": eq.privacy.DifferentialPrivacy(5.0, 1e-4, 1.0)}, r"\(use privacy.DPFTRL.*\n  Do so, leave out privacy"),
+        ({"privacy": eq.privacy.DifferentialPrivacy(5.0, 1e-4, 1.0)}, r"Use privacy.DPFTRL.*, leave out privacy"),
         ({"solver": eq.solvers.SGD(epochs=2, straggler_share=0.5)}, r"has stragglers.*\n  Leave out straggler_share"),
         ({"aggregator": eq.aggregators.CentredClipping()}, r"around the total of the round before\.\n  Use aggregators.Weigh"),
         ({"aggregator": eq.aggregators.FedNova()}, r"divides updates by the length of steps\.\n  Use aggregators.WeightedMean"),
@@ -562,10 +562,10 @@ def test_too_few_clients_to_wait_are_refused():
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"sampler": FedBuff(buffer=2)}, "set apart"),
+        ({"sampler": FedBuff(buffer=2)}, "Set apart"),
         ({"privacy": eq.privacy.DifferentialPrivacy(5.0, 1e-4, 1.0)}, "random cohorts"),
         ({"privacy": eq.privacy.GaussianMechanism(1.0, 1.0, 1e-4)}, "random cohorts"),
-        ({"sampler": FedBuff(buffer=2, apart=2, loss_bound=1.0)}, "leave out loss_bound"),
+        ({"sampler": FedBuff(buffer=2, apart=2, loss_bound=1.0)}, "Leave out loss_bound"),
         ({"sampler": FedBuff(buffer=2, apart=2, loss_bound=1.0), "risk": eq.risk.Tilted(1.0)}, "without privacy"),
         ({"sampler": FedBuff(buffer=2, apart=2, per_step=0.1)}, "how many examples"),
         ({"weights": "examples"}, "many examples"),
@@ -588,6 +588,6 @@ def test_a_sampler_of_ones_own_does_not_inherit_the_promise():
     class Mine(FedBuff):
         pass
 
-    with pytest.raises(IncompatibleParts, match="set apart"):
+    with pytest.raises(IncompatibleParts, match="Set apart"):
         eq.Algorithm(**APART | {"sampler": Mine(buffer=2, apart=2)})
     eq.Algorithm(**APART | {"sampler": FedBuff(2, per_step=0.1, apart=2), "solver": eq.solvers.SGD(steps=3)})

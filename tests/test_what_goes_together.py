@@ -100,7 +100,7 @@ REFUSED = {
     "correlated noise, random cohorts": (CORRELATED | {"sampler": eq.sampling.Uniform()}, "how far apart"),
     "FedBuff, tail": (BUFFER | {"risk": TAIL}, "cannot be ranked"),
     "FedBuff, DP": (BUFFER | {"privacy": NOISE}, "counts on random cohorts"),
-    "FedBuff, correlated noise": (BUFFER | {"privacy": CORRELATED["privacy"]}, "set apart"),
+    "FedBuff, correlated noise": (BUFFER | {"privacy": CORRELATED["privacy"]}, "Set apart"),
     "FedBuff, secure": (BUFFER | {"privacy": SECURE}, "how stale"),
     "NNM, secure": ({"aggregator": aggregators.NNM(aggregators.Median()), "privacy": SECURE}, "reveals only the sum"),
 }

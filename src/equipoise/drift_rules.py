@@ -91,33 +91,33 @@ def refuse_unfit_for_dynamic(algorithm: Algorithm) -> None:
         )
 
 
-def _why_not_summed(algorithm: Algorithm) -> str | None:
-    """Why the updates of a buffer cannot be added by secure sums; None if they can."""
+def _why_not_summed(algorithm: Algorithm) -> tuple[str, str] | None:
+    """Why the updates of a buffer cannot be added by secure sums, and the cure; None if they can."""
     rule, fewest = algorithm.traits.sampler.buffered, algorithm.traits.privacy.fewest or 2
     if rule.damped:
-        return f"{algorithm.privacy!r} masks updates before anybody knows how stale they will be (set damped=False)"
-    few = f"{algorithm.privacy!r} unmasks no sum over fewer than {fewest} clients (set buffer={fewest} or more)"
+        return f"{brief(algorithm.privacy)} masks updates before anybody knows how stale they will be", "Set damped=False"
+    few = f"{brief(algorithm.privacy)} unmasks no sum over fewer than {fewest} clients", f"Set buffer={fewest} or more"
     return few if rule.buffer < fewest else None
 
 
-def _why_not_private(algorithm: Algorithm) -> str | None:
-    """Why noise does not cover what a buffer releases; None if it does: correlated noise, by contributions held apart."""
+def _why_not_private(algorithm: Algorithm) -> tuple[str, str] | None:
+    """Why noise does not cover what a buffer releases, and the cure; None if it does.
+
+    It does if the noise is correlated, and contributions of a client are held apart.
+    """
     sampler, solver = algorithm.traits.sampler, algorithm.traits.solver
-    rule = sampler.buffered
+    rule, privacy = sampler.buffered, brief(algorithm.privacy)
+    apart = "Set apart=…, the least number of steps between two contributions of a client"
     if not algorithm.traits.privacy.correlated:
-        return (
-            f"{algorithm.privacy!r} counts on random cohorts, and arrivals are none (use privacy.DPFTRL, and set apart, the "
-            "least number of steps between two contributions of a client)"
-        )
+        reason = f"{privacy} counts on random cohorts, and arrivals are none"
+        return reason, "Use privacy.DPFTRL(…) with apart=…, the least number of steps between two contributions of a client"
     if rule.apart is None or sampler.separation != rule.apart:
-        return f"{algorithm.privacy!r} goes by how far apart contributions of a client are, and these may be any (set apart)"
+        return f"{privacy} goes by how far apart contributions of a client are, and these may be any", apart
     if rule.loss_bound is not None:
-        return f"{algorithm.privacy!r} has no noise for weights by losses (leave out loss_bound)"
+        return f"{privacy} has no noise for weights by losses", "Leave out loss_bound"
     if rule.durations is None and rule.per_step > 0 and solver.steps is None:
-        return (
-            "with per_step it depends on how many examples clients have when everybody works, which no noise covers (set "
-            "per_step=0 or durations, or count local work in steps)"
-        )
+        reason = "with per_step it depends on how many examples clients have when everybody works, which no noise covers"
+        return reason, "Set per_step=0 or durations, or count local work in steps"
     return None
 
 
@@ -147,7 +147,7 @@ def _unfit_for_buffer(algorithm: Algorithm) -> tuple[str, str] | None:
     if algorithm.privacy is not None:
         why = _why_not_summed(algorithm) if traits.privacy.only_sums else _why_not_private(algorithm)
         if why is not None:
-            return why, "Do so, leave out privacy"
+            return why[0], f"{why[1]}, leave out privacy"
     if algorithm.personal is not None:
         return f"{brief(algorithm.personal)} trains clients' own models in rounds", "Leave out personal"
     if solver.prepare is not None or solver.keeps is not None or solver.after_rows is not None:

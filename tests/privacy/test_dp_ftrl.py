@@ -152,7 +152,7 @@ def test_system_noise_begins_anew_after_a_stop_and_pays_for_it(tmp_path):
         ({"sampler": sampling.Uniform()}, "how far apart"),
         ({"sampler": sampling.Poisson()}, "how far apart"),
         ({}, "how far apart"),
-        ({"sampler": sampling.FedBuff(2)}, "set apart"),
+        ({"sampler": sampling.FedBuff(2)}, "Set apart"),
         ({"risk": risk.Superquantile(0.5)}, "second release"),
         ({"risk": risk.Superquantile(0.5, quantile=privacy.PrivateQuantile(3.0, 4))}, "second release"),
         ({"risk": risk.Tilted(1.0)}, "second release"),
