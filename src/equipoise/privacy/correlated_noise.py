@@ -233,9 +233,9 @@ class Banded:
         return found
 
     def sensitivity(self, rounds: int, *, separation: int, participations: int) -> float:
-        """The most that one client can change in a run of exactly `rounds` rounds: √(Σ_j Σ_i c_i²), its rounds as early as can be.
+        """The most that one client can change in a run of exactly `rounds` rounds: √(Σ_j Σ_i c_i²) over its columns j.
 
-        Its columns share no row, and the end of the run cuts off the last of them. In a longer run it can change more.
+        The columns share no row, and the end of the run cuts off the last of them, so that the earliest rounds are the worst.
         `separation` b is the least number of rounds between two rounds of a client, and `participations` k the most of them.
         """
         rule, fix = f"must be at least the number of bands, {len(self.bands)}", "Give fewer bands, or raise the separation."
