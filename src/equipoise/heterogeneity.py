@@ -57,7 +57,7 @@ def dissimilarity_of(engine: Engine, params: Tensor, alpha: Tensor, data: Federa
     cohort = cohort.take(cohort.weights > 0)
     # Around the mean so far (Welford): E‖g‖² − ‖E g‖² would have no correct digit where gradients are nearly equal.
     mass, mean, variance = 0.0, torch.zeros(()), 0.0
-    for places in torch.arange(len(cohort)).split(max(1, _AT_ONCE // len(params))):
+    for places in torch.split(torch.arange(len(cohort)), max(1, _AT_ONCE // len(params))):
         part = cohort.take(places)
         updates = engine.updates(params, part, GRADIENT).update.double()
         weights = (part.weights / cohort.weights.sum()).to(updates)
