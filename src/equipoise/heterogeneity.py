@@ -19,7 +19,7 @@ from equipoise.runs.setup import EngineChoice, set_up
 from equipoise.solvers.prepared import GRADIENT
 from equipoise.types import Cohort, Engine, LocalSolver, Observer
 
-_AT_ONCE = 2**22  # numbers of gradients that are held together
+_AT_ONCE = 2**24  # numbers of gradients that are held together
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,9 @@ from equipoise.privacy.releases import (
     CohortEvent,
     FixedSampling,
     NoSampling,
+    PlainRounds,
     PoissonSampling,
     Release,
-    Rounds,
     Sampling,
     check_delta,
     counted,
@@ -55,7 +55,7 @@ _SMALLEST_PLD_DELTA = 1e-13  # dp-accounting cuts tails of mass 1e-15 off each c
 
 # --------------------------------------------------------------------------------------------------------------- what it costs
 
-Events = Sequence[CohortEvent | tuple[CohortEvent, int] | Rounds]
+Events = Sequence[CohortEvent | tuple[CohortEvent, int] | PlainRounds]
 _Tally = tuple[tuple[float, Sampling, int], ...]  # (folded multiplier, sampling, how often), each kind once
 
 

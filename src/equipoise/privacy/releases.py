@@ -98,7 +98,7 @@ class CohortEvent:
         return fold(*(release.multiplier for release in self.releases))
 
 
-Rounds = tuple[float | Sequence[float], float | tuple[int, int] | None, int]  # noise multipliers, sampling, how many
+PlainRounds = tuple[float | Sequence[float], float | tuple[int, int] | None, int]  # noise multipliers, sampling, how many
 
 
 def counted(item: Any) -> tuple[CohortEvent, int]:
