@@ -12,7 +12,7 @@ from torch import Tensor
 from equipoise.core.rng import generator
 from equipoise.errors import is_integer, require, require_integer, require_number
 from equipoise.optim.gradients import check_examples
-from equipoise.privacy.random_source import SystemSource
+from equipoise.privacy.random_source import SystemSource, uniforms
 
 Examples = tuple[Tensor, Tensor]
 
@@ -35,8 +35,7 @@ def poisson_rows(examples: int, sample_rate: float, *, seed: int, step: int) -> 
 
 def system_rows(examples: int, sample_rate: float) -> Tensor:
     """The rows of one batch, each of 0 … examples − 1 by a coin of the operating system with probability `sample_rate`."""
-    coins = (SystemSource().words(examples) >> np.uint64(11)) * 2.0**-53
-    return torch.from_numpy(np.flatnonzero(coins < sample_rate))
+    return torch.from_numpy(np.flatnonzero(uniforms(examples, SystemSource()) < sample_rate))
 
 
 def poisson_batches(
