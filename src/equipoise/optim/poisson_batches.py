@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,12 +14,6 @@ from equipoise.optim.gradients import check_examples
 from equipoise.privacy.random_source import SystemSource, uniforms
 
 Examples = tuple[Tensor, Tensor]
-
-
-def fresh_seed(seed: int | None) -> int:
-    """The seed given, or one from the operating system."""
-    require(seed is None or is_integer(seed), "seed", "must be a whole number, or None for one that nobody knows", seed)
-    return secrets.randbits(62) if seed is None else int(seed)
 
 
 def poisson_rows(examples: int, sample_rate: float, *, seed: int, step: int) -> Tensor:
@@ -84,6 +77,7 @@ def set_aside(x: Tensor, y: Tensor, *, examples: int, seed: int) -> tuple[Exampl
     """
     check_examples(x, y)
     require_integer("examples", examples, 1, len(x) - 1)
-    order = torch.from_numpy(generator(fresh_seed(seed), "public examples").permutation(len(x)))
+    require(is_integer(seed), "seed", "must be a whole number", seed)
+    order = torch.from_numpy(generator(int(seed), "public examples").permutation(len(x)))
     public, private = order[:examples].sort().values, order[examples:].sort().values
     return (x[public.to(x.device)], y[public.to(y.device)]), (x[private.to(x.device)], y[private.to(y.device)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NotRequired, TypedDict
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 
 from equipoise.core.per_example_losses import PerExample
 from equipoise.core.rng import stream_key
-from equipoise.errors import InvalidParameter, require, require_number
+from equipoise.errors import InvalidParameter, require, require_integer, require_number
 from equipoise.optim.gradients import ExampleGradients, Query, check_examples
-from equipoise.optim.poisson_batches import Examples, fresh_seed, poisson_batches
+from equipoise.optim.poisson_batches import Examples, poisson_batches
 from equipoise.privacy.random_source import RandomSource, Seeded, SystemSource, gaussian
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ class PrivateOptimizer(ABC):
         self.steps = 0
         self.spent: dict[tuple[float, tuple[float, ...]], int] = {}  # (sample rate, multipliers of a step) → steps
         self.memory: dict[str, Tensor] = {}
-        self.noise_seed, self._seed = noise_seed, fresh_seed(noise_seed)
+        require_integer("noise_seed", noise_seed, 0, none="noise of the operating system")
+        self.noise_seed = noise_seed
         self._generators: dict[str, torch.Generator] = {}  # of public batches
 
     # ------------------------------------------------------------------------------------------------------ what users call
@@ -114,7 +116,7 @@ class PrivateOptimizer(ABC):
         params = self.layout.read(self.model)
         queries = self._queries(params)
         totals = self._examples.clipped_sums(params, x, y, queries)
-        source = SystemSource() if self.noise_seed is None else Seeded(self._seed, "optimiser noise", self.steps)
+        source = SystemSource() if self.noise_seed is None else Seeded(self.noise_seed, "optimiser noise", self.steps)
         released = [self._noisy(total, query.clip, source) / size for total, query in zip(totals, queries, strict=True)]
         self.layout.write(self.model, params + self._change(released))
         key = (float(self.sample_rate), (float(self.noise_multiplier),) * len(queries))
@@ -151,14 +153,14 @@ class PrivateOptimizer(ABC):
             "steps": self.steps,
             "spent": dict(self.spent),
             "expected_batch_size": self.expected_batch_size,
-            "seed": self._seed,
+            "noise_seed": self.noise_seed,
             "generators": {name: source.get_state() for name, source in self._generators.items()},
             "memory": {name: value.clone() for name, value in self.memory.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state`, the `state_dict` of an optimiser of the same class on a model of the same shapes."""
-        if missing := {"method", "steps", "spent", "expected_batch_size", "seed", "generators", "memory"} - set(state):
+        if missing := {"method", "steps", "spent", "expected_batch_size", "noise_seed", "generators", "memory"} - set(state):
             rule = "must come from `state_dict` of a private optimiser"
             raise InvalidParameter("state", rule, f"without {sorted(missing)[0]}")
         require(state["method"] == type(self).__name__, "state", f"must be of {type(self).__name__}", state["method"])
@@ -169,7 +171,7 @@ class PrivateOptimizer(ABC):
         fix = "Build the same model and options first."
         require(shapes == own, "state", f"must hold memory of shapes {own}", shapes, fix)
         self.steps, self.spent = int(state["steps"]), dict(state["spent"])
-        self.expected_batch_size, self._seed = state["expected_batch_size"], int(state["seed"])
+        self.expected_batch_size, self.noise_seed = state["expected_batch_size"], state["noise_seed"]
         for name, source in self._generators.items():
             source.set_state(state["generators"][name].cpu())
         self.memory = {name: value.to(self.memory[name]).clone() for name, value in state["memory"].items()}
@@ -194,7 +196,8 @@ class PrivateOptimizer(ABC):
 
     def _generator(self, purpose: str) -> torch.Generator:
         device = next(iter(self.model.parameters())).device
-        return torch.Generator(device).manual_seed(stream_key(self._seed, purpose) >> 1)
+        seed = secrets.randbits(62) if self.noise_seed is None else self.noise_seed
+        return torch.Generator(device).manual_seed(stream_key(seed, purpose) >> 1)
 
     def _batch_size(self) -> float:
         if self.expected_batch_size is None:
