@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import importlib
+import inspect
 import math
 import os
 import re
@@ -77,7 +78,7 @@ EXCEPTIONS = (
         "the final evaluation is of the adapted models; that of the shared model stands beside it",
     ),
     Exempt(("privacy: SecureAggregation*",), ("algorithm",), "the parameter `fewest` is new"),
-    Exempt(("privacy: GaussianMechanism without noise",), ("spent",), "ε of seeded noise is called nominal"),
+    Exempt(("privacy: GaussianMechanism without noise",), ("spent",), "there is no ε where noise follows from a seed"),
     Exempt(
         (
             "privacy: central noise*", "privacy: a budget*", "privacy: fixed cohorts", "privacy: everybody",
@@ -85,8 +86,9 @@ EXCEPTIONS = (
             "privacy: private quantile*", "privacy: GaussianMechanism", "resume: private",
         ),
         ("*",),
-        "noise is drawn in float64 from keys that hold the algorithm, so that methods under one seed do not share it",
+        "noise of a seed is SHAKE-128 of what the algorithm's configuration says, and no ε is told",
     ),
+    Exempt(("optim: *",), ("*",), "noise of a seed is drawn in float64, step by step, and no ε is told"),
     Exempt(("evaluation: figures over clients",), ("summaries",), "summaries have new fields"),
     Exempt(("many: one diverges", "one run diverges"), ("error",), "the text of an error ends in its code"),
     Exempt(("resume: *",), ("notices",), "a notice says from which round a run goes on"),
@@ -803,12 +805,18 @@ def personal_models(m: Matrix) -> None:
     m.train("personal: Per-FedAvg, then one epoch", "any", "digits", meta, rounds=2)
 
 
+def repeated(mechanism: Any) -> dict[str, int]:
+    """How noise repeats: by a seed that is asked for, in earlier versions always."""
+    return {"noise_seed": 0} if "noise_seed" in inspect.signature(mechanism).parameters else {}
+
+
 def privacy(m: Matrix) -> None:
     """Every protection."""
     import equipoise as eq
 
     p, r, sgd = eq.privacy, eq.risk, eq.solvers.SGD(lr=0.3)
-    given = {"delta": 1e-2, "clip": 0.5, "method": "rdp"}
+    again = repeated(p.DifferentialPrivacy)
+    given = {"delta": 1e-2, "clip": 0.5, "method": "rdp", **again}
     central = p.DifferentialPrivacy(None, noise_multiplier=0.8, **given)
     private = r.Superquantile(0.5, quantile=p.PrivateQuantile(bound=3.0, bins=4))
     found = {
@@ -827,8 +835,8 @@ def privacy(m: Matrix) -> None:
         "q-fair": eq.Algorithm(privacy=replace(central, loss_bound=3.0), risk=r.QFair(1.0)),
         "private quantile": eq.Algorithm(privacy=central, risk=private),
         "private quantile, distributed": eq.Algorithm(privacy=replace(central, noise="distributed"), risk=private),
-        "GaussianMechanism": eq.Algorithm(privacy=p.GaussianMechanism(0.5, 0.7, delta=1e-2)),
-        "GaussianMechanism without noise": eq.Algorithm(privacy=p.GaussianMechanism(math.inf, 0.0)),
+        "GaussianMechanism": eq.Algorithm(privacy=p.GaussianMechanism(0.5, 0.7, delta=1e-2, **again)),
+        "GaussianMechanism without noise": eq.Algorithm(privacy=p.GaussianMechanism(math.inf, 0.0, **again)),
         "SecureAggregation": eq.Algorithm(privacy=p.SecureAggregation()),
         "SecureAggregation, Δ-FL": eq.Algorithm(
             privacy=p.SecureAggregation(), risk=r.Superquantile(0.5, quantile=p.SecureSums(50), eta_every=2)
@@ -1037,6 +1045,7 @@ def checkpoints(m: Matrix) -> None:
     import equipoise as eq
 
     r, p = eq.risk, eq.privacy
+    given: Any = {"noise_multiplier": 0.8, "method": "rdp", **repeated(p.DifferentialPrivacy)}
     found = {
         "plain": eq.Algorithm(),
         "Adam, slow quantile": eq.Algorithm(
@@ -1050,9 +1059,7 @@ def checkpoints(m: Matrix) -> None:
         "WorstCase": eq.Algorithm(risk=r.WorstCase(), sampler=eq.sampling.Full()),
         "Ditto": eq.Algorithm(personal=eq.personal.Ditto(0.5)),
         "L2SGD": eq.Algorithm(personal=eq.personal.L2SGD(0.5)),
-        "private": eq.Algorithm(
-            privacy=p.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=0.8, clip_rule=p.AdaptiveClip(), method="rdp")
-        ),
+        "private": eq.Algorithm(privacy=p.DifferentialPrivacy(None, 1e-2, 0.5, clip_rule=p.AdaptiveClip(), **given)),
     }
     for name, algorithm in found.items():
         m.add(f"resume: {name}", "any", partial(stopped_and_resumed, m, name, "large, ragged", algorithm))
@@ -1166,7 +1173,9 @@ def private_steps(name: str, _: Any) -> Values:
     x, y = (torch.cat([part[i] for part in _gaussian((40, 40), 5, 3, 2)]) for i in (1, 2))
     model = with_values(nn.Linear(5, 3))
     more: Any = {"AdaDPS": {"public": (x[:10], y[:10])}, "DP2": {"delay": 2}}.get(name, {})
-    optimizer = getattr(eq.optim, name)(model, lr=0.2, clip=1.0, noise_multiplier=0.7, sample_rate=0.2, seed=1, **more)
+    kind = getattr(eq.optim, name)
+    more |= repeated(eq.optim.PrivateOptimizer) or {"seed": 1}
+    optimizer = kind(model, lr=0.2, clip=1.0, noise_multiplier=0.7, sample_rate=0.2, **more)
     for batch in optimizer.batches(x, y, steps=5):
         optimizer.step(*batch)
     return dict(model.state_dict()) | {"epsilon": str(optimizer.epsilon(delta=1e-3))}

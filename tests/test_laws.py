@@ -238,7 +238,7 @@ PROTECTIONS = [  # the part, the part without noise, the risk, and by how much t
         GaussianMechanism(0.5, 1.0, loss_bound=3.0), GaussianMechanism(math.inf, 0.0, loss_bound=3.0), risk.QFair(1.0), 0.0,
     ),
     (DifferentialPrivacy(8.0, 1e-3, 0.5), fixed_noise(0.0, clip=math.inf), None, 0.0),
-    (DifferentialPrivacy(8.0, 1e-3, 0.5, source="system"), fixed_noise(0.0, clip=math.inf), None, 0.0),
+    (DifferentialPrivacy(8.0, 1e-3, 0.5, noise_seed=0), fixed_noise(0.0, clip=math.inf), None, 0.0),
     (
         DifferentialPrivacy(8.0, 1e-3, 0.5, noise="distributed", loss_bound=3.0),
         fixed_noise(0.0, clip=1e3, noise="distributed", step=1e-9, loss_bound=3.0), risk.Tilted(1.0), 1e-7,

@@ -81,13 +81,13 @@ class Comparison:
     ) -> Differences:  # fmt: skip
         """Paired differences: a figure under each method minus that under `baseline` (None: the first), seed by seed.
 
-        With the same seed, methods share data, batches and initial weights, and cohorts if they have the same sampler (a line
-        says if not), so the differences vary less than the figures. Each row has the mean and standard deviation of the
-        differences, and their 95 % interval. The interval is Student's t over seeds, from 3 seeds on. It assumes that the
-        differences are roughly normal. Each row also says in how many seeds the method is lower, and has a verdict: "lower" or
-        "higher" if the interval does not contain 0 (significant at 5 %), else "undecided". It is undecided, too, if all seeds
-        give the same difference. `split` and `at_least` are as in `summary`: choose a method with `split="validation"`, and
-        test it with `split="test"`. `figure` and `column` are those of `to_markdown`.
+        With the same seed, methods share data, batches and initial weights, and cohorts if they have the same sampler and are
+        not private (a line says if not), so the differences vary less than the figures. Each row has the mean and standard
+        deviation of the differences, and their 95 % interval. The interval is Student's t over seeds, from 3 seeds on. It
+        assumes that the differences are roughly normal. Each row also says in how many seeds the method is lower, and has a
+        verdict: "lower" or "higher" if the interval does not contain 0 (significant at 5 %), else "undecided". It is undecided,
+        too, if all seeds give the same difference. `split` and `at_least` are as in `summary`: choose a method with
+        `split="validation"`, and test it with `split="test"`. `figure` and `column` are those of `to_markdown`.
         """
         judged = self._judged_by(split, at_least)
         first = next(iter(self.results))
@@ -111,7 +111,7 @@ class Comparison:
             if together := composed_words(run.privacy for run in runs):
                 most = max(runs, key=lambda run: run.epsilon.epsilon if run.epsilon is not None else 0.0)
                 spent = most.epsilon
-                alone = "" if spent is None else f"{'Nominal ' * spent.seeded}ε of one run: {spent.epsilon:.4g}. "
+                alone = "" if spent is None or spent.nominal else f"ε of one run: {spent.epsilon:.4g}. "
                 lines.append(f"{alone}{together}")
         return "\n".join(lines)
 

@@ -30,6 +30,7 @@ from equipoise.round_report import rejected_clients, report_of
 from equipoise.runs.carried_rules import next_carried
 from equipoise.runs.drift import corrected_state, weights_of_steps
 from equipoise.runs.normalised_work import NormalisedWork, normalisers_of
+from equipoise.runs.secret_cohorts import draw_unforeseen
 from equipoise.runs.state_rules import refuse_unkeepable
 from equipoise.server_step import (
     combined_rows,
@@ -132,7 +133,9 @@ class Rounds:
 
 
 def draw_cohort(setting: Setting, round_index: int, attempt: int = 0) -> Cohort:
-    """Who takes part in a round; other clients are drawn for a further attempt at it."""
+    """Who takes part in a round, which nobody can foresee of a private run; others are drawn for a further attempt at it."""
+    if setting.noise is not None and not setting.noise.nominal:
+        return draw_unforeseen(setting, round_index, setting.noise.source("cohort", round_index))
     seed = rng.stream_key(setting.seed, f"cohort, try {attempt}") >> 1 if attempt else setting.seed
     with named_part("sampler", setting.sampler):
         drawn = setting.sampler(round_index, setting.alpha, clients_per_round=setting.clients_per_round, seed=seed)

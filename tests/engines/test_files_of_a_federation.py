@@ -23,7 +23,7 @@ logging.getLogger("flwr").setLevel("CRITICAL")
 ROOT, P = Path(__file__).parents[2], eq.privacy
 pytestmark = pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
 SITES = [f"client-{k}" for k in range(4)]
-NOISE = {"epsilon": 5.0, "delta": 1e-2, "clip": 1.0, "source": "system"}
+NOISE = {"epsilon": 5.0, "delta": 1e-2, "clip": 1.0}
 HISTOGRAM = P.SecureHistogram(bound=2.0, bins=64)
 ALGORITHMS = {
     "plain": eq.Algorithm(),

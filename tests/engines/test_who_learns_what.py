@@ -54,7 +54,7 @@ def run(algorithm, data=None, grid=None, *, rounds=2, **options):
 FULL = eq.sampling.Full()
 TAIL = eq.risk.Superquantile(0.5)
 HISTOGRAM = eq.risk.Superquantile(0.5, quantile=P.SecureHistogram(bound=2.0, bins=4))
-CENTRAL = P.DifferentialPrivacy(None, DELTA, 1.0, noise_multiplier=1.0, source="system", method="rdp")
+CENTRAL = P.DifferentialPrivacy(None, DELTA, 1.0, noise_multiplier=1.0, method="rdp")
 KINDS = {
     "FedAvg": eq.Algorithm(),
     "tail": eq.Algorithm(risk=TAIL),

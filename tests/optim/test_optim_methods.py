@@ -90,7 +90,7 @@ def test_sums_are_divided_by_the_expected_batch_size_whatever_the_batch():
 
 def after(kind, x, y, *, steps=1, seed=0, clip=math.inf, noise_multiplier=0.0, **options):
     net = network()
-    made = kind(net, clip=clip, noise_multiplier=noise_multiplier, sample_rate=0.1, seed=seed, **options)
+    made = kind(net, clip=clip, noise_multiplier=noise_multiplier, sample_rate=0.1, noise_seed=seed, **options)
     for _ in range(steps):
         made.step(x, y)
     return net
@@ -364,7 +364,7 @@ def test_public_batches_are_drawn_anew_and_are_right_on_average():
     net = LinearRegression(2, bias=False)
     made = PDADPMD(
         net, lr=1.0, public=(x, y), public_batch_size=4, private_share=0.0, clip=1.0, noise_multiplier=0.0, sample_rate=1.0,
-        expected_batch_size=1, seed=1,
+        expected_batch_size=1, noise_seed=1,
     )  # fmt: skip
     found = torch.stack([made._public(torch.zeros(2)) for _ in range(3000)])
     assert len(found.unique(dim=0)) > 1000
@@ -378,7 +378,7 @@ def test_adadps_reaches_what_dp_sgd_does_not():
     frequent = torch.arange(60) < 6
     x = (torch.rand(500, 60, generator=source) < torch.where(frequent, 0.9, 0.03)).float()
     y = x @ torch.where(frequent, 0.01, 1.0)
-    privacy = {"clip": 0.5, "noise_multiplier": 0.7, "sample_rate": 0.02, "seed": 0}
+    privacy = {"clip": 0.5, "noise_multiplier": 0.7, "sample_rate": 0.02, "noise_seed": 0}
 
     def loss(make):
         found = []

@@ -39,7 +39,7 @@ def test_two_splits_of_a_table_in_one_ledger(tmp_path):
     assert f"All 2 runs on these clients in the ledger together: ε = {expected(2):.4g}" in str(result.privacy)
     said = words_below(tmp_path, group_data(tmp_path))
     assert f"The 2 private runs on data {table(0).fingerprint} and 1 more with clients in common together" in said
-    assert f"nominal ε = {expected(2):.4g} at" in said
+    assert f"ε = {expected(2):.4g} at" in said
 
 
 def test_seeds_of_a_study_split_the_table_anew_and_add_up(tmp_path):

@@ -73,7 +73,7 @@ def test_sensitivity_of_bands_by_hand():
 )
 def test_rounds_add_the_noise_of_the_matrix(matrix, rounds, squared):
     """Updates of at most 1e-9 in noise of 1: the model after T rounds is the sum of the noise over the clients per round."""
-    part = private(1e9, clip=1e-9, **matrix)
+    part = private(1e9, clip=1e-9, noise_seed=0, **matrix)
     result = trained(part, rounds)
     algorithm = result.algorithm
     plan = part.protect(algorithm, RunSize(12, 4, rounds, 15, 0, tuple(DATA.train.ids))).noise
@@ -121,8 +121,9 @@ def test_the_law_of_protections():
 
 @pytest.mark.parametrize("matrix", [BLT, BANDED], ids=["BLT", "banded"])
 def test_engines_agree_and_runs_resume_bit_for_bit(matrix, tmp_path):
-    whole = trained(private(**matrix))
-    loop = trained(private(**matrix), engine="loop")
+    part = private(noise_seed=0, **matrix)
+    whole = trained(part)
+    loop = trained(part, engine="loop")
     torch.testing.assert_close(loop.params, whole.params, rtol=1e-9, atol=1e-9)
     trained_part = Checkpoints(tmp_path / "run.ckpt", every=1)
 
@@ -132,8 +133,8 @@ def test_engines_agree_and_runs_resume_bit_for_bit(matrix, tmp_path):
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        trained(private(**matrix), observers=[Stop()], checkpoint=trained_part)
-    again = trained(private(**matrix), checkpoint=Checkpoints(tmp_path / "run.ckpt", every=1))
+        trained(part, observers=[Stop()], checkpoint=trained_part)
+    again = trained(part, checkpoint=Checkpoints(tmp_path / "run.ckpt", every=1))
     assert torch.equal(again.params, whole.params)
     assert again.epsilon == whole.epsilon
     assert again.privacy.releases == 1
@@ -146,24 +147,6 @@ def test_the_whole_run_is_one_release():
     assert result.privacy["public"].adjacency == "one client's contribution zeroed"
     assert result.privacy["server"].epsilon is None
     assert result.epsilon.participations == 2  # 6 rounds, 3 apart
-
-
-def test_system_noise_begins_anew_after_a_stop_and_pays_for_it(tmp_path):
-    """Two mechanisms of multiplier z are one of z/√2."""
-    trained(private(source="system", **BLT), rounds=6, checkpoint=tmp_path / "once.ckpt")
-
-    class Stop(eq.types.Observer):
-        def on_round(self, report):
-            if report.round == 3:
-                raise KeyboardInterrupt
-
-    path = tmp_path / "twice.ckpt"
-    with pytest.raises(KeyboardInterrupt):
-        trained(private(source="system", **BLT), observers=[Stop()], checkpoint=Checkpoints(path, every=1))
-    with pytest.warns(EquipoiseNotice, match="Going on from round"):
-        result = trained(private(source="system", **BLT), checkpoint=Checkpoints(path, every=1))
-    assert result.privacy.releases == 2
-    assert result.epsilon.epsilon == pytest.approx(gaussian_epsilon(1 / math.sqrt(2), 1e-4), rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +178,7 @@ def test_refused_with_the_reason(parts, words):
         ({"bands": (1.0,), "decays": (0.5,), "scales": (0.5,)}, "bands"),
         ({"scales": (0.5,)}, "scales"),
         ({"bands": (0.0, 1.0)}, "bands"),
-        ({"source": "dice"}, "source"),
+        ({"noise_seed": -1}, "noise_seed"),
         ({"clip": math.inf}, "clip"),
         ({"z": None}, "epsilon"),
     ],
@@ -222,7 +205,7 @@ def test_drift_correction_and_split_models_go_with_it():
     steps = eq.solvers.SGD(lr=0.1, batch_size=2, steps=2)
     for parts in ({"solver": eq.solvers.Scaffold(steps)}, {"solver": steps, "personal": eq.personal.FedPer("bias")},
                   {"solver": steps, "server": eq.server_opt.Adam(0.1)}):  # fmt: skip
-        algorithm = eq.Algorithm(sampler=sampling.MinSeparation(3), privacy=private(**BLT), **parts)
+        algorithm = eq.Algorithm(sampler=sampling.MinSeparation(3), privacy=private(noise_seed=0, **BLT), **parts)
         one, other = (
             eq.train(MODEL, DATA, algorithm, rounds=4, clients_per_round=4, engine=engine, progress=False).params
             for engine in ("loop", "simulator")
@@ -304,7 +287,7 @@ def test_an_update_that_cannot_be_used_counts_nothing_and_scales_nothing(bad):
 @pytest.mark.parametrize("matrix", [{}, BLT, BANDED], ids=["identity", "BLT", "banded"])
 def test_steps_add_the_noise_of_the_matrix_over_the_buffer(matrix):
     """Updates of at most 1e-9 in noise of 1: the model after T steps is its sum over the buffer, not over those at work."""
-    part, rounds = private(1e9, clip=1e-9, **matrix), 7
+    part, rounds = private(1e9, clip=1e-9, noise_seed=0, **matrix), 7
     result = buffered(part, rounds)
     plan = part.protect(result.algorithm, RunSize(12, 3, rounds, 15, 0, tuple(DATA.train.ids))).noise
     assert plan.sensitivity == part.matrix.sensitivity(rounds, separation=3, participations=3)  # ⌈7/3⌉
@@ -332,7 +315,8 @@ def test_it_costs_what_separated_rounds_cost(matrix, budget):
 @pytest.mark.parametrize("engine", ["loop", "simulator"])
 @pytest.mark.parametrize("matrix", [BLT, BANDED], ids=["BLT", "banded"])
 def test_buffered_runs_resume_bit_for_bit_after_a_kill(matrix, engine, tmp_path):
-    whole = buffered(private(**matrix), rounds=9, engine=engine)
+    part = private(noise_seed=0, **matrix)
+    whole = buffered(part, rounds=9, engine=engine)
 
     class Stop(eq.types.Observer):
         def on_round(self, report):
@@ -341,29 +325,13 @@ def test_buffered_runs_resume_bit_for_bit_after_a_kill(matrix, engine, tmp_path)
 
     saving = Checkpoints(tmp_path / "run.ckpt", every=3)
     with pytest.raises(KeyboardInterrupt):
-        buffered(private(**matrix), rounds=9, engine=engine, observers=[Stop()], checkpoint=saving)
+        buffered(part, rounds=9, engine=engine, observers=[Stop()], checkpoint=saving)
     with pytest.warns(EquipoiseNotice, match="Going on from round"):
-        again = buffered(private(**matrix), rounds=9, engine=engine, checkpoint=Checkpoints(tmp_path / "run.ckpt", every=3))
+        again = buffered(part, rounds=9, engine=engine, checkpoint=Checkpoints(tmp_path / "run.ckpt", every=3))
     assert torch.equal(again.params, whole.params)
     assert [r.arrivals for r in again.history.rounds] == [r.arrivals for r in whole.history.rounds]
     assert again.epsilon == whole.epsilon
     assert again.privacy.releases == 1
-
-
-def test_buffered_system_noise_begins_anew_after_a_stop_and_pays_for_it(tmp_path):
-    part, path = private(source="system", **BLT), tmp_path / "run.ckpt"
-
-    class Stop(eq.types.Observer):
-        def on_round(self, report):
-            if report.round == 3:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        buffered(part, observers=[Stop()], checkpoint=Checkpoints(path, every=1))
-    with pytest.warns(EquipoiseNotice, match="Going on from round"):
-        result = buffered(part, checkpoint=Checkpoints(path, every=1))
-    assert result.privacy.releases == 2
-    assert result.epsilon.epsilon == pytest.approx(gaussian_epsilon(1 / math.sqrt(2), 1e-4), rel=1e-3)
 
 
 def test_buffers_of_one_client_release_too_and_too_many_bands_are_refused():

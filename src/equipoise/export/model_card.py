@@ -37,7 +37,7 @@ def card(run: RunRecord, *, about: Mapping[str, Any] | None = None, groups: Grou
     """The card as JSON. `about` adds what only the caller knows: the model's class, its parameters, its inputs.
 
     `groups` are groups of clients whose figures are wanted beside those that the run itself knows. Under secure sums or
-    differential privacy no single client is named, and the seed is null: noise and cohorts of a simulation follow from it.
+    differential privacy no single client is named.
     """
     private, absent = run.protects_clients, run.clients.not_evaluated
     rows = run.clients.where(run.judged_on)
@@ -55,7 +55,7 @@ def card(run: RunRecord, *, about: Mapping[str, Any] | None = None, groups: Grou
         "data": {"name": run.data, "clients": known},
         "method": {
             "algorithm": repr(run.algorithm), "rounds": run.rounds, "clients_per_round": run.clients_per_round,
-            "seed": None if private else run.seed, "took_part": participation_words(run),
+            "seed": run.seed, "took_part": participation_words(run),
         },
         "judged_on": run.judged_on,
         "error_is": "loss" if run.error_is_loss else "error",
@@ -300,8 +300,7 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
     yield f"`{method['algorithm'].replace('`', '')}`"
     yield ""
     more = f" {method['took_part']}" if method.get("took_part") else ""
-    seed = "" if method["seed"] is None else f", seed {method['seed']}"  # noise and cohorts of a private run follow from it
-    yield f"{method['rounds']} rounds of {method['clients_per_round']} clients{seed}.{more}"
+    yield f"{method['rounds']} rounds of {method['clients_per_round']} clients, seed {method['seed']}.{more}"
     yield ""
     yield "## How clients fare"
     yield ""

@@ -49,6 +49,7 @@ from equipoise.privacy.releases import (
 )
 
 Method = Literal["pld", "rdp"]
+NOMINAL = "nominal: whoever knows noise_seed takes the noise off. Leave it out for an ε that holds"
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6  # outside of this a multiplier is no answer to anybody's question
 _SMALLEST_PLD_DELTA = 1e-13  # dp-accounting cuts tails of mass 1e-15 off each composition; below, RDP is the better bound
 
@@ -218,10 +219,9 @@ class Spent:
     epsilon_server: float  # for one who knows the cohorts
     rounds: int  # that are counted
     participations: int  # rounds that one client took part in, at most
-    seeded: bool = False  # the noise can be drawn again by whoever knows the seed
+    nominal: bool = False  # the noise follows from a seed: no ε holds
     discrete: bool = False  # some of the noise is discrete, and recorded as the Gaussian of equal zCDP
     table: bool = False  # the data are a table, whose schema ε does not cover
-    seeded_cohorts: bool = False  # who takes part can be drawn again by whoever knows the seed
     hidden: bool = False  # nodes draw by themselves whether they take part, so that nobody knows the cohorts
 
     def _known_cohorts(self) -> str:
@@ -233,23 +233,16 @@ class Spent:
         return f"ε = {self.epsilon_server:.4g} for one who knows who took part in which rounds ({most})."
 
     def __str__(self) -> str:
+        if self.nominal:
+            return f"ε is {NOMINAL}."
         rounds = f"{self.rounds} round{'s' * (self.rounds != 1)}"
         return (
-            f"{'Nominal ' * self.seeded}ε = {self.epsilon:.4g} at δ = {self.delta:.4g} "
+            f"ε = {self.epsilon:.4g} at δ = {self.delta:.4g} "
             f"({self.adjacency}, {self.method.upper()} accounting, {rounds}); "
             f"{self._known_cohorts()} "
             "Runs made to choose settings are not counted."
             + (" Discrete noise counts as the Gaussian of equal zCDP: within 0.3 %, but not a bound." * self.discrete)
             + (" Means, categories and other statistics in the table's schema are not covered by ε." * self.table)
-            + (
-                " The noise was drawn from the run's seed, so ε is nominal: whoever knows or guesses the seed can take the "
-                'noise off. For an ε that holds use DifferentialPrivacy(…, source="system"), in a file source = "system".'
-                * self.seeded
-            )
-            + (
-                " Who took part was drawn from the run's seed: the first ε holds while the seed is secret."
-                * (self.seeded_cohorts and not self.seeded)
-            )
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -70,9 +71,10 @@ class DataInLedgers:
         return f"{first} and {len(more)} more with clients in common" if more else first
 
     def __str__(self) -> str:
-        nominal = "nominal " if self.nominal else ""
-        head = f"Data {self.name}: {len(self.runs)} run{'s' * (len(self.runs) != 1)}, {nominal}ε in all = "
-        if self.epsilon is None:
+        head = f"Data {self.name}: {len(self.runs)} run{'s' * (len(self.runs) != 1)}, ε in all = "
+        if self.nominal:
+            lines = [f"{head}nominal"]
+        elif self.epsilon is None:
             noisy = f"; of the noisy releases alone {self.epsilon_noisy:.4g} at δ = {self.delta:.4g}" * (self.epsilon_noisy > 0)
             lines = [f"{head}none (exact releases in run {', '.join(self.without_epsilon)}{noisy})"]
         else:
@@ -80,8 +82,8 @@ class DataInLedgers:
         width = max(18, *(len(run.shown) + 2 for run in self.runs))
         lines.append(f"{'run':<{width}}{'rounds':>7}{'releases':>10}{'outside ε':>11}{'ε':>10}{'ε, server':>18}")
         for run in self.runs:
-            own = "none" if run.epsilon is None else f"{run.epsilon:.4g}"
-            known = "" if run.epsilon_server is None else f"{run.epsilon_server:.4g}"
+            own, known = (_shown(each, self.nominal) for each in (run.epsilon, run.epsilon_server))
+            own = own or "none"
             known = "none" if run.epsilon is None or (run.evaluated and known == "") else known
             row = f"{run.shown:<{width}}{run.rounds:>7}{run.releases:>10}{run.exact:>11}{own:>10}{known:>18}"
             lines.append(row.rstrip())
@@ -188,13 +190,17 @@ def words_below(folder: Path, groups: Mapping[str, str]) -> str:
         return ""
     entries = [replace(entry, data=groups.get(entry.data, entry.data)) for entry in entries_below(folder)]
     found = [data for data in summarise_ledgers(entries) if sum(run.releases > 0 for run in data.runs) > 1]
-    return " ".join(
-        f"The {len(data.runs)} private runs on data {data.name} together: {'nominal ' * data.nominal}ε = {_in_all(data)}."
-        for data in found
-    )
+    return " ".join(f"The {len(data.runs)} private runs on data {data.name} together: ε = {_in_all(data)}." for data in found)
+
+
+def _shown(epsilon: float | None, nominal: bool) -> str:
+    """ε as text; without noise that holds, beside runs whose noise follows from a seed, "nominal"; empty for None."""
+    return "" if epsilon is None else "nominal" if nominal and math.isinf(epsilon) else f"{epsilon:.4g}"
 
 
 def _in_all(data: DataInLedgers) -> str:
+    if data.nominal:
+        return "nominal"
     if data.epsilon is None:
         return f"none (exact releases in run {', '.join(data.without_epsilon)})"
     return f"{data.epsilon:.4g} at δ = {data.delta:.4g} for the public"

@@ -106,6 +106,17 @@ class Setting:
         return replace(self, algorithm=algorithm, protection=protection, name=name)
 
     @property
+    def noise(self) -> NoisePlan | None:
+        """The plan of the run's noise; None without differential privacy."""
+        plan: NoisePlan | None = vars(self.protection).get("noise")
+        return plan
+
+    @property
+    def secret(self) -> bytes:
+        """What noise and cohorts follow from; empty where nothing does, and once the run has ended."""
+        return b"" if self.noise is None else self.noise.secret or b""
+
+    @property
     def first_model(self) -> Tensor:
         """The first model as engines take it, on their device: w^0 (D,), followed by carried values (C,) if there are any."""
         return self.task.read_model().to(self.engine_traits.device)
@@ -177,15 +188,14 @@ class Setting:
 
     def _observers(self, last: ServerState, released: Tensor) -> PrivacyTable:
         """ε by observer, and in words whether the released model (D,) is mostly noise."""
-        table, plan = self.protection.privacy(last.privacy), vars(self.protection).get("noise")
-        table = table.with_seeded_cohorts() if self.engine_traits.network is None else table
-        noise = noisy_model_words(plan, self.first_params, released, last.round)
+        table = self.protection.privacy(last.privacy)
+        noise = noisy_model_words(self.noise, self.first_params, released, last.round)
         return replace(table, noise=noise) if noise else table
 
     def result(self, last: ServerState, chosen: ServerState, clients: ClientTable, history: History, seconds: float) -> Result:
         """The result of a run that ended in the state `last` and reports the model of `chosen`, the same or an earlier one."""
         reported, spent = self.averaged.iterate(chosen), self.protection.spent(last.privacy, last.round)
-        model, observers = self.model_at(reported.model), self._observers(last, reported.params)
+        model = self.model_at(reported.model)
         if self.engine_traits.network is None and self.algorithm.privacy is None:  # else training examples are not looked at
             clients = with_trivial_answer(clients, self.task, model, self.data, self.sample)
             clients = with_error_spread(clients, self.task, model, self.data, self.sample, self.engine_traits.device)
@@ -197,11 +207,8 @@ class Setting:
             error_name=self.task.error_name, target="" if self.data.schema is None else self.data.schema.target.name,
             inputs=() if self.data.schema is None else self.data.schema.inputs,
             personal=None if self.personal is None else PersonalModels(self, self.personal, chosen, reported.model),
-            privacy=observers,
-            epsilon=None if spent is None else replace(
-                spent, table=self.data.schema is not None,
-                seeded_cohorts=self.engine_traits.network is None and observers.relies_on_chance,
-            ),
+            privacy=self._observers(last, reported.params),
+            epsilon=None if spent is None else replace(spent, table=self.data.schema is not None),
             sampled=sample_sizes(self.data, self.sample), schema=self.data.schema, task=self.task,
             signature=Signature.of(self.data, self.task.layout.dtype),  # of a federation, as its nodes have said
         )  # fmt: skip

@@ -112,8 +112,7 @@ class Library:
         found = {
             "id": run, "name": about.name, "kind": about.kind, "knob": about.knob, "values": list(about.values),
             "data": about.data, "model": about.model, "method": about.method, "private": about.private,
-            "seed": None if about.private else about.seed,  # noise and cohorts follow from it
-            "privacy": about.privacy, **state.table(),
+            "seed": about.seed, "privacy": about.privacy, **state.table(),
         }  # fmt: skip
         if state.status == "finished":
             self._finished[run] = mark, found

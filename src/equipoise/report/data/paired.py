@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from equipoise import sampling
+from equipoise.core.abilities import read
 from equipoise.errors import InvalidParameter, nearest_name
 from equipoise.metrics import Interval
 from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of
+from equipoise.types import SamplerTraits
 
 if TYPE_CHECKING:
     from equipoise.run_record import RunRecord
@@ -269,7 +271,7 @@ class Differences:
 
 
 def cohort_words(methods: Mapping[str, Sequence[RunRecord]], baseline: str) -> str:
-    """That some methods draw cohorts in another way than the baseline; empty if all draw alike."""
+    """That some methods draw cohorts in another way than the baseline, as private ones do; empty if all draw alike."""
     drawn = {name: _drawn(runs[0]) for name, runs in methods.items() if runs}
     others = [name for name, how in drawn.items() if how != drawn.get(baseline, how)]
     if not others:
@@ -283,12 +285,13 @@ def cohort_words(methods: Mapping[str, Sequence[RunRecord]], baseline: str) -> s
     )
 
 
-def _drawn(run: RunRecord) -> tuple[str, int]:
-    """How a run draws cohorts, for comparison: its sampler as it shows itself, and the clients per round."""
+def _drawn(run: RunRecord) -> tuple[str, int, str]:
+    """How a run draws cohorts, for comparison: its sampler as it shows itself, the clients per round, whose secret."""
     usual = sampling.Uniform() if run.algorithm.privacy is None else sampling.Poisson()
     sampler = usual if run.algorithm.sampler is None else run.algorithm.sampler
     plain = type(sampler).__repr__ is object.__repr__
-    return type(sampler).__qualname__ if plain else repr(sampler), run.clients_per_round
+    secret = run.epsilon is not None and not run.epsilon.nominal and read(SamplerTraits, sampler).separation is None
+    return type(sampler).__qualname__ if plain else repr(sampler), run.clients_per_round, run.name if secret else ""
 
 
 def uncorrected_words(methods: int, figures: int = 1) -> str:

@@ -49,7 +49,6 @@ from equipoise.experiment.recorded import FEDERATION, RecordedConfig
 from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.train_options import TrainRecord
 from equipoise.privacy.drowned_sums import drowning_words
-from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.result import Result
 from equipoise.runs.checkpoint import Checkpoints, read_checkpoint
 from equipoise.runs.setup import Setting, set_up
@@ -238,7 +237,7 @@ def admit(
     if identity.get("clients_per_round") == str(len(before.train)) and plan.clients_per_round is None:
         identity["clients_per_round"] = str(len(after.train))
     write_atomically(place.path / ROSTER, write_roster(everyone, run).encode())
-    write_atomically(place.checkpoint, replace(saved, runs=[replace(one, identity=identity)]).bytes())
+    replace(saved, runs=[replace(one, identity=identity)]).write(place.checkpoint)
     log.info("%s join%s the run before round %d.", ", ".join(more), "s" * (len(more) == 1), one.state.round + 1)
     return everyone
 
@@ -298,8 +297,7 @@ class FederatedRun:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EquipoiseNotice)  # which the run itself gives
             setting = self.setting()
-        noise: NoisePlan | None = vars(setting.protection).get("noise")
-        if noise is None:
+        if (noise := setting.noise) is None:
             return ""
         return drowning_words(
             noise.calibration.update, setting.task.layout.dimension, self.clients_per_round, noise.privacy.clip

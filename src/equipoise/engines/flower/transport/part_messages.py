@@ -19,8 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.errors import ConfigError, EquipoiseError, InvalidParameter, is_integer
-from equipoise.experiment.part_config import PartConfig, check_part
-from equipoise.experiment.recorded import describe_part
+from equipoise.experiment.part_config import PartConfig, check_part, describe_part
 
 OURS = ("equipoise.risk", "equipoise.solvers", "equipoise.aggregators", "equipoise.personal", "equipoise.privacy")
 KINDS = ("risk", "solver", "aggregator", "personal")  # what nodes need; data, models and files are their own affair
