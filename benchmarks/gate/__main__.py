@@ -27,19 +27,20 @@ def record(options: argparse.Namespace) -> int:
     if not (source / "equipoise").is_dir():
         raise SystemExit(f"{source} holds no equipoise")
     out.mkdir(parents=True, exist_ok=True)
-    for old in out.glob("*.*"):
+    for old in out.glob("*.npz"):
         old.unlink()
-    with tempfile.TemporaryDirectory(prefix="gate-") as work:
+        old.with_suffix(".json").unlink(missing_ok=True)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="gate-") as place:
         environment = os.environ | {
             "PYTHONPATH": f"{source}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
-            "EQUIPOISE_CACHE": f"{work}/cache", "PYTHONDONTWRITEBYTECODE": "1",
+            "EQUIPOISE_CACHE": f"{place}/cache", "PYTHONDONTWRITEBYTECODE": "1",
         }  # fmt: skip
-        called = [sys.executable, "-m", "benchmarks.gate", "work", "--src", str(source), "--out", str(out), "--data", str(options.data)]
-        called += (["--only", options.only] if options.only else []) + (["--quick"] if options.quick else [])
-        called += ["--verbose"] if options.verbose else []
-        parts = [f"{part}/{options.jobs}" for part in range(options.jobs)]
-        began = time.perf_counter()
-        running = [subprocess.Popen([*called, "--part", part, "--work", f"{work}/{part[0]}"], env=environment) for part in parts]
+        called = [sys.executable, "-m", "benchmarks.gate", "work", "--src", source, "--out", out, "--data", options.data]
+        called += ["--only", options.only] if options.only else []
+        called += [f"--{name}" for name in ("quick", "verbose") if getattr(options, name)]
+        parts = [["--part", f"{part}/{options.jobs}", "--work", f"{place}/{part}"] for part in range(options.jobs)]
+        running = [subprocess.Popen(list(map(str, [*called, *part])), env=environment) for part in parts]
         codes = [each.wait() for each in running]
     print(f"{len(list(out.glob('*.json')))} runs in {time.perf_counter() - began:.0f} s")
     return max(map(abs, codes))
@@ -50,9 +51,9 @@ def work(options: argparse.Namespace) -> int:
     import torch
 
     torch.set_num_threads(1)
-    import equipoise as eq
-
     from benchmarks.gate import adapter, cases, doing, made
+
+    import equipoise as eq
 
     assert Path(eq.__file__).is_relative_to(options.src), f"{eq.__file__} is not of {options.src}"
     made.write_all(options.work)
@@ -63,7 +64,9 @@ def work(options: argparse.Namespace) -> int:
     if part == 0:
         failed += [f"no run has {each}" for each in cases.without_run(adapter.catalogue(), every)]
         if not options.only or "refused" in options.only:
-            write(options.out, "refused", doing.refusals(options.work))
+            refused = doing.refusals(options.work)
+            write(options.out, "refused", refused)
+            failed += [refused.facts["failed"]] if "failed" in refused.facts else []
     for case in chosen[part::parts]:
         began, missing = time.perf_counter(), adapter.why_not(case.given.get("needs", ""), options.data)
         left = doing.Left(about={"skipped": missing}) if missing else doing.do(case)
@@ -91,17 +94,16 @@ def compare(options: argparse.Namespace) -> int:
     wrong = excused = 0
     for name in sorted({*names[0], *names[1]}):
         if name not in names[0] or name not in names[1]:
-            what = {"all": math.inf}
+            what, shown = {"all": math.inf}, name
         else:
             old, new = (read(folder, name) for folder in (options.old, options.new))
-            what = difference(old, new)
-            shown = (old[1]["about"].get("name") or name)
-            name = shown
-        left = {value: size for value, size in what.items() if not any(fits(each, name, value) for each in exempt)}
+            what, shown = difference(old, new), old[1]["about"].get("name", name)
+        left = {value: size for value, size in what.items() if not any(fits(each, shown, value) for each in exempt)}
         excused += len(what) - len(left)
         if left:
             wrong += 1
-            print(f"DIFFERS  {name}: {', '.join(list(left)[:6])}{' …' if len(left) > 6 else ''}, by at most {max(left.values()):.3g}")
+            named = ", ".join(list(left)[:6]) + " …" * (len(left) > 6)
+            print(f"DIFFERS  {shown}: {named}; by at most {max(left.values()):.3g}")
     print(f"{len(names[0])} and {len(names[1])} runs; {wrong} differ; {excused} values exempt.")
     for each in exempt:
         print(f"Exempt: {each['runs']}: {each['reason']}")
@@ -110,8 +112,8 @@ def compare(options: argparse.Namespace) -> int:
 
 def fits(exempt: dict[str, Any], name: str, value: str) -> bool:
     """Whether an exception covers a value of a run."""
-    values = exempt.get("values", ["*"])
-    return any(fnmatch.fnmatchcase(name, each) for each in exempt["runs"]) and any(fnmatch.fnmatchcase(value, v) for v in values)
+    pairs = ((name, exempt["runs"]), (value, exempt.get("values", ["*"])))
+    return all(any(fnmatch.fnmatchcase(text, pattern) for pattern in patterns) for text, patterns in pairs)
 
 
 def read(folder: Path, name: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from benchmarks.gate import own
 
 Numbers = dict[str, np.ndarray]
@@ -64,7 +63,8 @@ def prepared(table: dict[str, Any], choice: dict[str, Any] | None = None) -> Pre
     from equipoise.experiment.config import RunConfig
 
     table = {name: dict(section) for name, section in table.items()}
-    without_unknown_seed(table)
+    with_known_seed(table)
+    data_table = table["data"]
     train = table["train"]
     functions = {key: own.FUNCTIONS[train.pop(key)[5:]] for key in ("loss", "error") if _ours(train.get(key))}
     metrics = [name for name in train.get("metrics", ()) if _ours(name)]
@@ -75,12 +75,14 @@ def prepared(table: dict[str, Any], choice: dict[str, Any] | None = None) -> Pre
         side = table["algorithm"]["solver"]
         table["algorithm"] = table["algorithm"] | {"solver": side.get("solver", {})}
     model, owned = table["model"], _ours(table["model"].get("name"))
+    if _ours(data_table["name"]):
+        table["data"] = {"name": "digits"}
     config = RunConfig.of(table | ({"model": {"name": "softmax"}} if owned else {}))
     algorithm = config.algorithm()
     if solver == "gate:adadps":
         gauge = torch.linspace(0.5, 2.0, 6)
         algorithm = replace(algorithm, solver=eq.solvers.AdaDPS({"weight": gauge}, algorithm.solver))
-    data = _pairs(table["data"]) if _ours(table["data"].get("name")) else build.make_data(config)
+    data = _pairs(data_table) if _ours(data_table["name"]) else build.make_data(config)
     if config.attack is not None:
         data = eq.attacks.apply(data, config.attack.make("attack"))
     if owned:
@@ -101,12 +103,19 @@ def prepared(table: dict[str, Any], choice: dict[str, Any] | None = None) -> Pre
     return Prepared(data, made, algorithm, options | functions, family, asked.conformal, asked.checkpoint_every or 1)
 
 
-def without_unknown_seed(table: dict[str, Any]) -> None:
-    """Leave out `noise_seed` where a tree does not know it: there noise is seeded unless it is asked for otherwise."""
-    privacy = table["algorithm"].get("privacy", {})
-    if SEED_OF_NOISE in privacy and SEED_OF_NOISE not in parameters_of("privacy", privacy["name"]):
-        kept = {key: value for key, value in privacy.items() if key != SEED_OF_NOISE}
-        table["algorithm"] = dict(table["algorithm"]) | {"privacy": kept}
+def with_known_seed(table: dict[str, Any]) -> None:
+    """Say `noise_seed` as the tree says it: where that is not known, noise is seeded unless the system's is asked for.
+
+    "none" stands for noise of the operating system.
+    """
+    privacy = dict(table["algorithm"].get("privacy", {}))
+    if SEED_OF_NOISE in privacy:
+        system, known = privacy[SEED_OF_NOISE] == "none", SEED_OF_NOISE in parameters_of("privacy", privacy["name"])
+        if system or not known:
+            del privacy[SEED_OF_NOISE]
+        if system and not known:
+            privacy["source"] = "system"
+        table["algorithm"] = dict(table["algorithm"]) | {"privacy": privacy}
 
 
 def seeded(kind: type, seed: int = 7) -> dict[str, int]:
@@ -187,7 +196,9 @@ def numbers_of_history(history: Any) -> dict[str, Any]:
     found |= {f"round/{name}": [len(getattr(r, name)) for r in rounds] for name in COUNTED}
     found["round/arrivals"] = [[took, age] for r in rounds for _, took, age in r.arrivals]
     found["round/skipped"] = [bool(r.skipped) for r in rounds]
-    found["points"] = [[p.round, *(v for s in sorted(p.splits) for _, v in sorted(p.splits[s].items()))] for p in points]
+    for p in points:
+        found |= {f"points/{p.round}/{split}": [v for _, v in sorted(figures.items())] for split, figures in p.splits.items()}
+    found["points/rounds"] = [p.round for p in points]
     if history.stopped is not None:
         found["stopped"] = list(plain_numbers(history.stopped))
     return found
@@ -214,6 +225,8 @@ def plain_numbers(value: Any) -> Iterator[float]:
             yield from plain_numbers(inner)
     elif isinstance(value, bool | int | float):
         yield float(value)
+    elif value is None:
+        yield math.nan
 
 
 def _number(value: float | None) -> float:
@@ -263,9 +276,9 @@ def notices_in(warned: list[Any]) -> list[str]:
 
 def federation(given: Prepared, table: Mapping[str, Any]) -> Any:
     """Train by messages between a server app and node apps, in this process: the result."""
-    from equipoise.engines.flower import client_app, server_app
-
     from benchmarks.gate.grid import Grid
+
+    from equipoise.engines.flower import client_app, server_app
 
     found: list[Any] = []
     options = {key: value for key, value in given.options.items() if key not in ("engine", "evaluate_clients")}
@@ -281,7 +294,7 @@ def federation(given: Prepared, table: Mapping[str, Any]) -> Any:
     nodes = {name: client_app(load_data=splits(name), **shared, **table.get("node", {})) for name in names}
     app = server_app(
         given.algorithm, **(options | {"model": given.model}), clients=len(names), on_result=found.append, timeout=60.0,
-        pause=0.0, patience=60.0, **table.get("server", {}),
+        pause=0.0, patience=60.0, **table.get("server_app", {}),
     )  # fmt: skip
     Grid(nodes).run(app)
     return found[0]
@@ -289,9 +302,10 @@ def federation(given: Prepared, table: Mapping[str, Any]) -> Any:
 
 def write_stores(folder: Path) -> None:
     """Stores on disk, of plain clients and of a table, and a Parquet file; the tree writes them."""
-    import equipoise as eq
     import pyarrow.csv
     import pyarrow.parquet
+
+    import equipoise as eq
 
     held = np.load(folder / "gauss.npz")
     triples = [(str(n), held["x"][held["client"] == n], held["y"][held["client"] == n]) for n in np.unique(held["client"])]

@@ -14,8 +14,8 @@ from benchmarks.gate import made
 HERE = Path(__file__).parent
 SECTIONS = ("data", "model", "algorithm", "train", "attack", "family")
 PARTS = ("risk", "solver", "aggregator", "server", "sampler", "averaging", "personal", "privacy", "weights")
-KEYS = {"base", "engines", "how", "resume", "quick", "choice", "needs", "expect", "methods", "seeds", "space", "covers", "server_app",
-        "node", "drop"}  # fmt: skip
+KEYS = {"base", "engines", "how", "resume", "quick", "choice", "needs", "expect", "methods", "seeds", "space", "covers",
+        "server_app", "node", "keep"}  # fmt: skip
 KIND_OF = {"terms": "risk", "local_schedule": "schedule"}  # keys of tables that hold a part of another kind's name
 ON_ENGINES = ("risk", "quantile", "solver", "schedule", "aggregator", "server", "sampler", "averaging", "personal", "privacy",
               "clip_rule", "attack", "model")  # fmt: skip
@@ -90,7 +90,7 @@ def all_cases(folder: Path, data: str = "") -> list[Case]:
                 full = f"{file.stem.removeprefix('runs_')}: {name} @ {engine}"
                 found.append(Case(full, engine, how, table | {"train": train}, given, run.get("quick", False)))
     assert len({case.slug for case in found}) == len(found), "two runs have one name"
-    return found
+    return sorted(found, key=lambda case: case.engine in ("flower", "ray"))  # a process with gRPC forks no workers any more
 
 
 def _base(bases: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -144,7 +144,10 @@ def without_run(catalogue: Mapping[str, list[str]], cases: list[Case]) -> list[s
         tables += case.given.get("methods", {}).values()
         seen |= {(kind, name, case.engine) for table in tables for kind, name in parts_in(table)}
         seen |= {(kind, name, case.engine) for kind, name in DEFAULTS.items() if kind not in case.table["algorithm"]}
-        seen |= {("engine", case.engine, case.engine), *(("function", name, case.engine) for name in case.given.get("covers", ()))}
+        seen |= {
+            ("engine", case.engine, case.engine),
+            *(("function", name, case.engine) for name in case.given.get("covers", ())),
+        }
     missing = []
     for kind, names in catalogue.items():
         for name in names:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from benchmarks.gate import adapter
 from benchmarks.gate.adapter import Numbers, Prepared
 from benchmarks.gate.cases import Case, merged, refused_table, sections
@@ -37,6 +36,7 @@ class Killed(Exception):
 
 def apart(one: Numbers, other: Numbers) -> list[str]:
     """The names of what is not equal bit for bit."""
+
     def same(name: str) -> bool:
         a, b = one.get(name), other.get(name)
         return a is not None and b is not None and (a.dtype, a.shape) == (b.dtype, b.shape) and a.tobytes() == b.tobytes()
@@ -55,11 +55,13 @@ def do(case: Case) -> Left:
             HOW[case.how](case, left)
         except eq.errors.EquipoiseError as failure:
             left.facts["error"] = adapter.code_of(failure)
-            left.numbers |= adapter.as_arrays(adapter.numbers_of_history(failure.history)) if hasattr(failure, "history") else {}
+            left.numbers |= (
+                adapter.as_arrays(adapter.numbers_of_history(failure.history)) if hasattr(failure, "history") else {}
+            )
             if left.facts["error"].partition(" ")[0] != case.given.get("expect"):
                 left.facts["failed"] = str(failure)[:400]
         except Exception as failure:
-            left.facts["failed"] = "".join(traceback.format_exception(failure)[-3:])
+            left.facts["failed"] = "".join(traceback.format_exception(failure)[-5:])
     left.facts.setdefault("notices", adapter.notices_in(list(warned)))
     if "expect" in case.given and "error" not in left.facts:
         left.facts["failed"] = f"it did not raise {case.given['expect']}"
@@ -146,8 +148,8 @@ def _family(given: Prepared, **more: Any) -> Numbers:
         found |= {f"{value}/{name}": each for name, each in adapter.numbers_of(result).items()}
     middle = made.at((made.values[0] + made.values[1]) / 2, interpolate=True)
     found |= adapter.as_arrays({f"between/{name}": value for name, value in middle.state_dict().items()})
-    tested = given.data.test
-    found["chosen"] = np.array([made.choose(tested.take([k])) for k in range(len(tested))])
+    each_client = [given.data.test.take([k]) for k in range(len(given.data.test))]
+    found["chosen"] = np.array([made.choose(client) for client in each_client])
     table = made.comparison().results["family"][0].clients
     return found | {f"family/{name}": each for name, each in adapter.numbers_of_table(table).items()}
 
@@ -250,9 +252,12 @@ def command(case: Case, left: Left) -> None:
         for path in sorted(out.rglob("*.safetensors")):
             if "checkpoint" not in path.parts:
                 left.numbers |= {f"{path.relative_to(out)}/{name}": value for name, value in load_file(path).items()}
-        columns = pyarrow.parquet.read_table(out / "clients.parquet").to_pydict()
-        numeric = {name: values for name, values in columns.items() if all(isinstance(v, bool | int | float) for v in values)}
-        left.numbers |= adapter.as_arrays({f"clients/{name}": values for name, values in numeric.items()})
+        for path in sorted(out.rglob("clients.parquet")):
+            columns = pyarrow.parquet.read_table(path, partitioning=None).to_pydict()
+            numeric = {
+                name: values for name, values in columns.items() if all(isinstance(v, bool | int | float) for v in values)
+            }
+            left.numbers |= adapter.as_arrays({f"{path.relative_to(out)}/{name}": values for name, values in numeric.items()})
 
 
 def toml_of(table: dict[str, Any]) -> str:
@@ -292,8 +297,8 @@ def federation(case: Case, left: Left) -> None:
     """Training by messages."""
     result = adapter.federation(_prepared(case), case.given)
     left.numbers, left.facts["clients"] = adapter.numbers_of(result), adapter.ids_of(result)
-    for name in case.given.get("drop", ()):  # what the system's own randomness decides
-        left.numbers = {key: value for key, value in left.numbers.items() if not key.startswith(name)}
+    if "keep" in case.given:  # all else follows from the system's own randomness
+        left.numbers = {k: v for k, v in left.numbers.items() if any(k.startswith(name) for name in case.given["keep"])}
 
 
 def script(case: Case, left: Left) -> None:
@@ -306,6 +311,5 @@ def script(case: Case, left: Left) -> None:
 
 
 HOW: dict[str, Callable[[Case, Left], None]] = {
-    each.__name__: each
-    for each in (train, family, many, compare, tune, evaluate, predict, command, federation, script)
+    each.__name__: each for each in (train, family, many, compare, tune, evaluate, predict, command, federation, script)
 }

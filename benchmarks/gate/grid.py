@@ -29,9 +29,7 @@ class Grid(FlowerGrid):
     def __init__(self, apps: dict[str, ClientApp]) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 1
         self.apps = dict(enumerate(apps.values(), 100))
-        self.contexts = {
-            node: Context(7, node, {"client-id": name}, RecordDict(), {}) for node, name in enumerate(apps, 100)
-        }
+        self.contexts = {node: Context(7, node, {"client-id": name}, RecordDict(), {}) for node, name in enumerate(apps, 100)}
         self.waiting: dict[str, Message] = {}
 
     def run(self, app: Any) -> None:  # type: ignore[override]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 
 class Tied(nn.Module):
@@ -112,19 +112,19 @@ def _first(outputs: Any) -> Tensor:
 
 def smoothed(outputs: Any, targets: Tensor) -> Tensor:
     """Cross-entropy with smoothed labels, and a term for a second output."""
-    loss = F.cross_entropy(_first(outputs), targets, reduction="none", label_smoothing=0.1)
+    loss = functional.cross_entropy(_first(outputs), targets, reduction="none", label_smoothing=0.1)
     return loss + 0.1 * outputs[1] if isinstance(outputs, tuple) else loss
 
 
 def brier(outputs: Any, targets: Tensor) -> Tensor:
     """The squared distance of probabilities to the truth."""
     chances = _first(outputs).softmax(-1)
-    return (chances - F.one_hot(targets, chances.shape[-1])).square().sum(-1)
+    return (chances - functional.one_hot(targets, chances.shape[-1])).square().sum(-1)
 
 
 def huber(outputs: Tensor, targets: Tensor) -> Tensor:
     """Huber's loss of numbers."""
-    return F.huber_loss(outputs.squeeze(-1), targets, reduction="none")
+    return functional.huber_loss(outputs.squeeze(-1), targets, reduction="none")
 
 
 def accuracy(outputs: Any, targets: Tensor) -> float:

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
-
 from benchmarks.gate import adapter, own
+from torch import nn
 
 RATE = 0.2  # of Poisson batches
 
@@ -27,7 +26,10 @@ def tilted() -> dict[str, Any]:
 
     x, y, groups = _table()
     losses, parts = torch.from_numpy(x[:, 0] ** 2), torch.from_numpy(groups)
-    found: dict[str, Any] = {"superquantile": t.superquantile_loss(losses, 0.3), "by groups": t.superquantile_loss(losses, 0.4, parts)}
+    found: dict[str, Any] = {
+        "superquantile": t.superquantile_loss(losses, 0.3),
+        "by groups": t.superquantile_loss(losses, 0.4, parts),
+    }
     for tilt in (-2.0, 0.5, 3.0):
         found |= {f"loss {tilt}": t.tilted_loss(losses, tilt), f"weights {tilt}": t.tilted_weights(losses, tilt)}
         found[f"groups {tilt}"] = t.tilted_loss(losses, tilt, parts, inner_tilt=-1.0)
@@ -64,7 +66,9 @@ def optimiser(name: str, **options: Any) -> Callable[[], dict[str, Any]]:
         xs, ys = torch.from_numpy(x).float(), torch.from_numpy(y)
         more = {k: (xs[:10], ys[:10]) if v == "public" else v for k, v in options.items()}
         net = own.model("network")
-        made = kind(net, lr=0.2, clip=1.0, noise_multiplier=0.7, sample_rate=RATE, **adapter.seeded(eq.optim.PrivateOptimizer), **more)
+        made = kind(
+            net, lr=0.2, clip=1.0, noise_multiplier=0.7, sample_rate=RATE, **adapter.seeded(eq.optim.PrivateOptimizer), **more
+        )
         for batch in made.batches(xs[10:], ys[10:], steps=5):
             made.step(*batch)
         return dict(net.state_dict()) | {"epsilon": made.epsilon(delta=1e-3)}
@@ -128,6 +132,7 @@ SCRIPTS: dict[str, Callable[[], dict[str, Any]]] = {
     "equipoise.optim.DPSGD": optimiser("DPSGD"), "equipoise.optim.DPAdam": optimiser("DPAdam"),
     "equipoise.optim.DPRMSProp": optimiser("DPRMSProp"), "equipoise.optim.DPAdaGrad": optimiser("DPAdaGrad"),
     "equipoise.optim.DPRPub": optimiser("DPRPub", public_batch_size=4, **PUBLIC),
-    "equipoise.optim.AdaDPS": optimiser("AdaDPS", **PUBLIC), "equipoise.optim.DP2": optimiser("DP2", delay=2, clip_adaptive=2.0),
+    "equipoise.optim.AdaDPS": optimiser("AdaDPS", **PUBLIC),
+    "equipoise.optim.DP2": optimiser("DP2", delay=2, clip_adaptive=2.0),
     "equipoise.optim.PDADPMD": optimiser("PDADPMD", private_share=0.7, **PUBLIC),
 }  # fmt: skip
