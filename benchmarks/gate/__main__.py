@@ -94,10 +94,13 @@ def compare(options: argparse.Namespace) -> int:
     wrong = excused = 0
     for name in sorted({*names[0], *names[1]}):
         if name not in names[0] or name not in names[1]:
-            what, shown = {"all": math.inf}, name
+            _, said = read(options.old if name in names[0] else options.new, name)
+            what, shown = {"the run itself, which one of them has not": math.inf}, said["about"].get("name", name)
         else:
             old, new = (read(folder, name) for folder in (options.old, options.new))
             what, shown = difference(old, new), old[1]["about"].get("name", name)
+        if options.only is not None and not asked(shown, options.only):
+            continue
         left = {value: size for value, size in what.items() if not any(fits(each, shown, value) for each in exempt)}
         excused += len(what) - len(left)
         if left:
@@ -108,6 +111,11 @@ def compare(options: argparse.Namespace) -> int:
     for each in exempt:
         print(f"Exempt: {each['runs']}: {each['reason']}")
     return 1 if wrong or not names[0] else 0
+
+
+def asked(name: str, only: str) -> bool:
+    """Whether a run's name fits a pattern, or holds its words."""
+    return fnmatch.fnmatch(name, only) or only.lower() in name.lower()
 
 
 def fits(exempt: dict[str, Any], name: str, value: str) -> bool:
@@ -168,6 +176,7 @@ def main() -> None:
     both = commands.add_parser("compare")
     both.add_argument("old", type=Path)
     both.add_argument("new", type=Path)
+    both.add_argument("--only", help="as for record: the others are not compared")
     options = parser.parse_args()
     sys.exit({"record": record, "work": work, "compare": compare}[options.command](options))
 
