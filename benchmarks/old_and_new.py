@@ -137,7 +137,9 @@ CASES: dict[str, dict[str, Case]] = {
         "tiny, 10 clients": Case("tiny", 10, path="example span", chunk_size=10, workers=1, threads=1),
         "tiny, 10 clients, tail 0.5": Case("tiny", 10, tail=0.5, path="compiled softmax", chunk_size=10, workers=1, threads=1),
         "ConvNet, 10 clients": Case("convnet", 10, path="hand-written ConvNet", chunk_size=5, workers=2),
-        "label shift, distributed noise": Case("label shift", 100, path="compiled softmax", chunk_size=108, workers=1, private=True),
+        "label shift, distributed noise": Case(
+            "label shift", 100, path="compiled softmax", chunk_size=108, workers=1, private=True
+        ),
         "label shift, distributed noise, tail 0.5": Case(
             "label shift", 100, tail=0.5, path="compiled softmax", chunk_size=108, workers=1, private=True
         ),

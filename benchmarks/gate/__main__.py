@@ -7,6 +7,7 @@ import fnmatch
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
+LONGEST = 300  # seconds that a run may take, on a busy machine
 
 
 def record(options: argparse.Namespace) -> int:
@@ -61,6 +63,7 @@ def work(options: argparse.Namespace) -> int:
     every, (part, parts) = cases.all_cases(options.work, str(options.data)), map(int, options.part.split("/"))
     chosen = cases.wanted(every, options.only, options.quick)
     failed = []
+    signal.signal(signal.SIGALRM, doing.too_long)
     if part == 0:
         failed += [f"no run has {each}" for each in cases.without_run(adapter.catalogue(), every)]
         if not options.only or "refused" in options.only:
@@ -69,7 +72,9 @@ def work(options: argparse.Namespace) -> int:
             failed += [refused.facts["failed"]] if "failed" in refused.facts else []
     for case in chosen[part::parts]:
         began, missing = time.perf_counter(), adapter.why_not(case.given.get("needs", ""), options.data)
+        signal.alarm(LONGEST)
         left = doing.Left(about={"skipped": missing}) if missing else doing.do(case)
+        signal.alarm(0)
         left.about |= {"seconds": round(time.perf_counter() - began, 3), "name": case.name}
         write(options.out, case.slug, left)
         said = left.facts.get("failed") or (f"skipped: {missing}" if missing else "")
@@ -131,7 +136,7 @@ def read(folder: Path, name: str) -> tuple[dict[str, np.ndarray], dict[str, Any]
 
 def difference(old: tuple[dict[str, Any], Any], new: tuple[dict[str, Any], Any]) -> dict[str, float]:
     """What differs, by its name, with the largest difference of its numbers."""
-    found = {}
+    found, close = {}, old[1]["facts"].get("close", 0.0)
     for name in sorted(old[0].keys() | new[0].keys()):
         a, b = old[0].get(name), new[0].get(name)
         if a is None or b is None or (a.dtype, a.shape) != (b.dtype, b.shape):
@@ -139,7 +144,9 @@ def difference(old: tuple[dict[str, Any], Any], new: tuple[dict[str, Any], Any])
         elif a.tobytes() != b.tobytes():
             with np.errstate(invalid="ignore"):
                 size = np.abs(a.astype(float) - b.astype(float)) if a.dtype.kind in "fiub" else np.array(math.inf)
-            found[name] = float(np.nan_to_num(size, nan=math.inf).max()) if size.size else 0.0
+            size = np.where(np.isnan(size) & np.isnan(a) & np.isnan(b), 0.0, size) if close else size
+            largest = float(np.nan_to_num(size, nan=math.inf).max()) if size.size else 0.0
+            found |= {name: largest} if not close or largest > close else {}
     facts = [each[1]["facts"] for each in (old, new)]
     for name in facts[0].keys() | facts[1].keys():
         one, other = (each.get(name) for each in facts)

@@ -274,30 +274,37 @@ def notices_in(warned: list[Any]) -> list[str]:
 # -------------------------------------------------------------------------------------------------------------- a federation
 
 
-def federation(given: Prepared, table: Mapping[str, Any]) -> Any:
-    """Train by messages between a server app and node apps, in this process: the result."""
-    from benchmarks.gate.grid import Grid
+class Federation:
+    """Node apps in this process, and server apps that train by messages between them."""
 
-    from equipoise.engines.flower import client_app, server_app
+    def __init__(self, given: Prepared, table: Mapping[str, Any]) -> None:
+        from benchmarks.gate.grid import Grid
 
-    found: list[Any] = []
-    options = {key: value for key, value in given.options.items() if key not in ("engine", "evaluate_clients")}
-    shared = {"loss": options["loss"], "error": options["error"], "metrics": options["metrics"], "model": given.model}
-    names = list(dict.fromkeys(name for clients in given.data.splits.values() for name in clients.ids))
+        from equipoise.engines.flower import client_app
 
-    def splits(name: str) -> Callable[[Any], Any]:
-        return lambda _: {
-            "id": name,
-            **{split: clients.client(name) for split, clients in given.data.splits.items() if name in clients.ids},
-        }
+        self.given, self.table = given, table
+        self.options = {key: value for key, value in given.options.items() if key not in ("engine", "evaluate_clients")}
+        shared = {"model": given.model} | {key: self.options[key] for key in ("loss", "error", "metrics")}
+        names = dict.fromkeys(name for clients in given.data.splits.values() for name in clients.ids)
 
-    nodes = {name: client_app(load_data=splits(name), **shared, **table.get("node", {})) for name in names}
-    app = server_app(
-        given.algorithm, **(options | {"model": given.model}), clients=len(names), on_result=found.append, timeout=60.0,
-        pause=0.0, patience=60.0, **table.get("server_app", {}),
-    )  # fmt: skip
-    Grid(nodes).run(app)
-    return found[0]
+        def splits(name: str) -> Callable[[Any], Any]:
+            splits = given.data.splits.items()
+            return lambda _: {"id": name} | {split: part.client(name) for split, part in splits if name in part.ids}
+
+        made = {name: client_app(load_data=splits(name), **shared, **table.get("node", {})) for name in names}
+        self.grid = Grid(made)
+
+    def train(self, **more: Any) -> Any:
+        """The result of a server app."""
+        from equipoise.engines.flower import server_app
+
+        found: list[Any] = []
+        app = server_app(
+            self.given.algorithm, model=self.given.model, clients=len(self.grid.apps), on_result=found.append, timeout=60.0,
+            pause=0.0, patience=60.0, **self.options, **self.table.get("server_app", {}), **more,
+        )  # fmt: skip
+        self.grid.run(app)
+        return found[0]
 
 
 def write_stores(folder: Path) -> None:

@@ -34,6 +34,11 @@ class Killed(Exception):
     """Ends a run in its middle."""
 
 
+def too_long(*_: Any) -> None:
+    """Ends a run that hangs."""
+    raise TimeoutError("the run took too long")
+
+
 def apart(one: Numbers, other: Numbers) -> list[str]:
     """The names of what is not equal bit for bit."""
 
@@ -79,6 +84,10 @@ def train(case: Case, left: Left) -> None:
     if given.conformal is not None:
         judged = result.with_conformal(given.data, miss=given.conformal)
         left.numbers |= {f"conformal/{k}": v for k, v in adapter.numbers_of_table(judged.clients).items()}
+    if case.engine == "simulator":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            left.about["paths"] = adapter.path_taken(_prepared(case))
     if case.given.get("resume", case.engine == "simulator"):
         again = _resumed(case, lambda fresh, **more: adapter.numbers_of(_train(fresh, **more)))
         _must_equal(left, again, "resumed")
@@ -294,9 +303,20 @@ def refusals(folder: Path) -> Left:
 
 
 def federation(case: Case, left: Left) -> None:
-    """Training by messages."""
-    result = adapter.federation(_prepared(case), case.given)
+    """Training by messages; with `resume` the server is killed in its second round, too, and goes on from its folder."""
+    import equipoise as eq
+
+    result = adapter.Federation(_prepared(case), case.given).train()
     left.numbers, left.facts["clients"] = adapter.numbers_of(result), adapter.ids_of(result)
+    if case.given.get("resume"):
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            place, nodes = Path(folder) / "run", adapter.Federation(_prepared(case), case.given)
+            with suppress(eq.errors.ObserverFailed):
+                nodes.train(folder=place, observers=[_Stops("error")])
+            _must_equal(left, adapter.numbers_of(nodes.train(folder=place)), "resumed")
+    if "close" in case.given:
+        left.facts["close"] = case.given["close"]
     if "keep" in case.given:  # all else follows from the system's own randomness
         left.numbers = {k: v for k, v in left.numbers.items() if any(k.startswith(name) for name in case.given["keep"])}
 
