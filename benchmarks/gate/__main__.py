@@ -144,7 +144,7 @@ def difference(old: tuple[dict[str, Any], Any], new: tuple[dict[str, Any], Any])
         elif a.tobytes() != b.tobytes():
             with np.errstate(invalid="ignore"):
                 size = np.abs(a.astype(float) - b.astype(float)) if a.dtype.kind in "fiub" else np.array(math.inf)
-            size = np.where(np.isnan(size) & np.isnan(a) & np.isnan(b), 0.0, size) if close else size
+            size = np.where(a == b, 0.0, np.where((a != a) & (b != b), 0.0, size))  # equal infinities, and NaN in both
             largest = float(np.nan_to_num(size, nan=math.inf).max()) if size.size else 0.0
             found |= {name: largest} if not close or largest > close else {}
     facts = [each[1]["facts"] for each in (old, new)]
