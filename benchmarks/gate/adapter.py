@@ -56,8 +56,11 @@ class Prepared:
     checkpoint_every: int = 1
 
 
-def prepared(table: dict[str, Any], choice: dict[str, Any] | None = None) -> Prepared:
-    """Make everything; what cannot be made is refused by the tree. `choice` pins a path of the simulator."""
+def prepared(table: dict[str, Any], choice: dict[str, Any] | None = None, engine: dict[str, Any] | None = None) -> Prepared:
+    """Make everything; what cannot be made is refused by the tree. `choice` pins a path of the simulator.
+
+    `engine` are options of the engine that no configuration has.
+    """
     import equipoise as eq
     from equipoise.experiment import build
     from equipoise.experiment.config import RunConfig
@@ -99,6 +102,7 @@ def prepared(table: dict[str, Any], choice: dict[str, Any] | None = None) -> Pre
         "metrics": config.metrics() | {name[5:]: own.FUNCTIONS[name[5:]] for name in metrics},
         "engine": PinnedEngine(asked.chosen_engine(), choice) if choice else asked.chosen_engine(),
     }  # fmt: skip
+    options["engine"] = replace(options["engine"], **engine) if engine else options["engine"]
     family = {} if config.family is None else {config.family.key: list(config.family.values)}
     return Prepared(data, made, algorithm, options | functions, family, asked.conformal, asked.checkpoint_every or 1)
 

@@ -94,7 +94,7 @@ def train(case: Case, left: Left) -> None:
 
 
 def _prepared(case: Case) -> Prepared:
-    return adapter.prepared(case.table, case.given.get("choice"))
+    return adapter.prepared(case.table, case.given.get("choice"), case.given.get("engine"))
 
 
 def _train(given: Prepared, **more: Any) -> Any:
