@@ -296,7 +296,7 @@ class Federation:
             return lambda _: {"id": name} | {split: part.client(name) for split, part in splits if name in part.ids}
 
         made = {name: client_app(load_data=splits(name), **shared, **table.get("node", {})) for name in names}
-        self.grid = Grid(made)
+        self.grid = Grid(made, table.get("faults", {}))
 
     def train(self, **more: Any) -> Any:
         """The result of a server app."""

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 SECTIONS = ("data", "model", "algorithm", "train", "attack", "family")
 PARTS = ("risk", "solver", "aggregator", "server", "sampler", "averaging", "personal", "privacy", "weights")
 KEYS = {"base", "engines", "how", "resume", "quick", "choice", "needs", "expect", "methods", "seeds", "space", "covers",
-        "server_app", "node", "keep", "close", "engine"}  # fmt: skip
+        "server_app", "node", "keep", "close", "engine", "faults"}  # fmt: skip
 KIND_OF = {"terms": "risk", "local_schedule": "schedule"}  # keys of tables that hold a part of another kind's name
 ON_ENGINES = ("risk", "quantile", "solver", "schedule", "aggregator", "server", "sampler", "averaging", "personal", "privacy",
               "clip_rule", "attack", "model")  # fmt: skip

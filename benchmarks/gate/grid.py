@@ -24,13 +24,17 @@ def travelled(thing: Any) -> Any:
 
 
 class Grid(FlowerGrid):
-    """Routes messages to node apps, one at a time in the order in which they are sent."""
+    """Routes messages to node apps, one at a time in the order in which they are sent.
 
-    def __init__(self, apps: dict[str, ClientApp]) -> None:
+    `faults` are rounds by client in which the client's app fails whatever it is asked.
+    """
+
+    def __init__(self, apps: dict[str, ClientApp], faults: dict[str, list[int]]) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 1
         self.apps = dict(enumerate(apps.values(), 100))
         self.contexts = {node: Context(7, node, {"client-id": name}, RecordDict(), {}) for node, name in enumerate(apps, 100)}
         self.waiting: dict[str, Message] = {}
+        self.faults = {node: faults[name] for node, name in enumerate(apps, 100) if name in faults}
 
     def run(self, app: Any) -> None:  # type: ignore[override]
         """Run a server app to its end."""
@@ -59,6 +63,8 @@ class Grid(FlowerGrid):
         node, received = message.metadata.dst_node_id, travelled(message)
         received.metadata.__dict__["_message_id"] = name
         try:
+            if int(message.metadata.group_id.split()[-1]) in self.faults.get(node, ()):
+                raise RuntimeError("a fault")
             reply = travelled(self.apps[node](received, self.contexts[node]))
             self.contexts[node].state = travelled(self.contexts[node].state)
         except Exception as failure:
