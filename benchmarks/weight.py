@@ -21,6 +21,7 @@ TABLE = Path(__file__).with_name("weight.toml")
 UNITS = ("lines", "modules", "words")
 SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 OTHERS = (".c", ".cc", ".cpp", ".h", ".cu", ".js", ".mjs", ".css", ".html")
+MADE = {"generated", "_build", "_cache", "gallery", "__pycache__"}  # folders that git ignores
 TABLES = (".toml", ".txt", ".md", ".yaml", ".yml", ".json")
 
 
@@ -54,7 +55,7 @@ def measured(rooms: list[str]) -> dict[str, Counter[str]]:
     found = {room: Counter(dict.fromkeys(UNITS, 0)) for room in rooms}
     for path in sorted(p for top in {room.split("/")[0] for room in rooms} for p in Path(top).rglob("*") if p.is_file()):
         room = max((r for r in rooms if f"{path.as_posix()}/".startswith(f"{r}/")), key=len, default=None)
-        if room is None or {"generated", "_build", "__pycache__", "node_modules"} & set(path.parts):
+        if room is None or MADE & set(path.parts):
             continue
         if path.suffix == ".py":
             found[room] += of_python(path.read_text(encoding="utf-8"))
