@@ -36,7 +36,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from same_results import Pinned
 
 FIRST_ROUNDS = 3
 WARM_SECONDS = 1.0  # rounds before the first block, for caches and clocks
@@ -47,6 +46,21 @@ ENOUGH = 10  # pairs, for an interval: those of fewer are too narrow
 
 
 @dataclass(frozen=True)
+class Pinned:
+    """The simulator, told by which path, in which chunks and with how many workers it works, as a checkpoint tells it."""
+
+    path: str
+    chunk_size: int
+    workers: int
+    options: dict[str, Any]  # of the simulator
+
+    def start(self, task: Any, data: Any) -> Any:
+        running = importlib.import_module("equipoise").engines.Simulator(**self.options).start(task, data)
+        running.measured.use({"chunk_size": self.chunk_size, "workers": self.workers, "path": self.path})
+        return running
+
+
+@dataclass(frozen=True)
 class Case:
     """A workload of benchmarks/workloads.py, who works on it and how."""
 
@@ -54,7 +68,7 @@ class Case:
     clients_per_round: int
     tail: float | None = None  # of Δ-FL; None is FedAvg
     precision: str | None = None
-    path: str | None = None  # to pin, as in same_results.py; None: nothing is chosen
+    path: str | None = None  # of the simulator, by its name, to pin; None: nothing is chosen
     chunk_size: int = 0
     workers: int = 0
     threads: int | None = None  # of torch; None: as many as asked for
@@ -113,19 +127,21 @@ class LabelShift:
 
 
 # What measuring before the first round finds on a CPU of two cores, for both versions.
-COMPILED = {"path": "compiled", "chunk_size": 108, "workers": 2}
+COMPILED = {"path": "compiled softmax", "chunk_size": 108, "workers": 2}
 CASES: dict[str, dict[str, Case]] = {
     "cpu": {
         "linear, 100 clients": Case("linear", 100, **COMPILED),
         "linear, 10 clients": Case("linear", 10, **COMPILED),
         "linear, 100 clients, tail 0.5": Case("linear", 100, tail=0.5, **COMPILED),
         "linear blocks, 100 clients": Case("linear", 100, path="linear blocks", chunk_size=50, workers=2),
-        "tiny, 10 clients": Case("tiny", 10, path="span", chunk_size=10, workers=1, threads=1),
-        "tiny, 10 clients, tail 0.5": Case("tiny", 10, tail=0.5, path="compiled", chunk_size=10, workers=1, threads=1),
-        "ConvNet, 10 clients": Case("convnet", 10, path="convnet", chunk_size=5, workers=2),
-        "label shift, distributed noise": Case("label shift", 100, path="compiled", chunk_size=108, workers=1, private=True),
+        "tiny, 10 clients": Case("tiny", 10, path="example span", chunk_size=10, workers=1, threads=1),
+        "tiny, 10 clients, tail 0.5": Case("tiny", 10, tail=0.5, path="compiled softmax", chunk_size=10, workers=1, threads=1),
+        "ConvNet, 10 clients": Case("convnet", 10, path="hand-written ConvNet", chunk_size=5, workers=2),
+        "label shift, distributed noise": Case(
+            "label shift", 100, path="compiled softmax", chunk_size=108, workers=1, private=True
+        ),
         "label shift, distributed noise, tail 0.5": Case(
-            "label shift", 100, tail=0.5, path="compiled", chunk_size=108, workers=1, private=True
+            "label shift", 100, tail=0.5, path="compiled softmax", chunk_size=108, workers=1, private=True
         ),
         "linear, distributed noise": Case("linear", 100, private=True, **COMPILED),
     },
