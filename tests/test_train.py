@@ -127,18 +127,6 @@ def test_each_run_of_a_comparison_has_a_checkpoint_of_its_own(ragged, tmp_path):
     assert len(list(tmp_path.glob("c*.ckpt"))) == 9
 
 
-def test_a_comparison_goes_on_from_numbered_checkpoints_of_earlier_versions(ragged, tmp_path):
-    methods = {"FedAvg": eq.Algorithm(), "Δ-FL 0.5": eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5))}
-    for number, algorithm in enumerate(methods.values(), 1):
-        path = tmp_path / ("c.ckpt" if number == 1 else f"c-{number}.ckpt")
-        eq.train(softmax(), ragged, algorithm, rounds=2, clients_per_round=4, checkpoint=path)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        eq.compare(methods, softmax(), ragged, rounds=3, clients_per_round=4, checkpoint=tmp_path / "c.ckpt")
-    assert sum("Going on from round 2 of 3" in str(each.message) for each in caught) == 2
-    assert {path.name for path in tmp_path.glob("c*.ckpt")} == {"c.ckpt", "c-2.ckpt"}
-
-
 @pytest.mark.parametrize(
     "last", [eq.Algorithm(aggregator=eq.aggregators.Median()), eq.Algorithm(personal=eq.personal.FedRep("*.running_mean"))]
 )
