@@ -28,6 +28,7 @@ from equipoise.report.data.over_seeds import (
     trivial_name,
 )
 from equipoise.report.data.paired import Differences
+from equipoise.report.text.notes import NOT_COVERED
 from equipoise.report.text.paper_tables import differences_of, latex_table, markdown_table, paper_table
 from equipoise.report.text.phrases import BACKDOOR, INTERVAL, SHARED, UNATTACKED, capital, plural, remarks
 from equipoise.report.text.sentences import ValueFormat, trivial_words
@@ -112,7 +113,7 @@ class Comparison:
                 most = max(runs, key=lambda run: run.epsilon.epsilon if run.epsilon is not None else 0.0)
                 spent = most.epsilon
                 alone = "" if spent is None or spent.nominal else f"ε of one run: {spent.epsilon:.4g}. "
-                lines.append(f"{alone}{together}")
+                lines.append(f"{alone}{together} {NOT_COVERED}")
         return "\n".join(lines)
 
     def to_markdown(

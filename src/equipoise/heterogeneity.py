@@ -15,6 +15,7 @@ from equipoise.core.per_example_losses import PerExample
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import require
 from equipoise.observers import Evaluation, Run
+from equipoise.privacy.lookers import refuse_looking
 from equipoise.runs.setup import EngineChoice, set_up
 from equipoise.solvers.prepared import GRADIENT
 from equipoise.types import Cohort, Engine, LocalSolver, Observer
@@ -86,6 +87,7 @@ def dissimilarity(
     Source: Li 2023 (thesis), Definition 7.
     """
     parts = algorithm or Algorithm()
+    refuse_looking("heterogeneity", parts)
     setting = set_up(model, data, parts, rounds=0, clients_per_round=1, seed=0, loss=loss, error=None, engine=engine)
     return dissimilarity_of(setting.engine, setting.first_model, setting.alpha, data)
 
@@ -142,7 +144,9 @@ class Heterogeneity(Observer):
         self._watched: dict[str, Run] = {}
 
     def on_start(self, run: Run) -> None:
-        """Begin to watch a run."""
+        """Begin to watch a run; one under differential privacy is refused."""
+        if run.setting is not None:
+            refuse_looking("heterogeneity", run.setting.algorithm)
         self.rounds = self.runs[run.name] = {}
         self._watched[run.name] = run
 

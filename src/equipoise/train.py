@@ -17,6 +17,7 @@ from equipoise.errors import Diverged, ObserverFailed, is_integer, notify, requi
 from equipoise.observers import History, Observers, Progress, Run, hears_something, show_progress
 from equipoise.privacy.common_clients import client_marks
 from equipoise.privacy.ledger import Ledger
+from equipoise.privacy.lookers import may_look
 from equipoise.result import Result
 from equipoise.round import Outcome
 from equipoise.runs.checkpoint import Checkpoints
@@ -111,7 +112,7 @@ class Watching:
     observers: Sequence[Observer] = ()
     progress: bool | None = None
     checkpoint: Checkpoints | str | Path | None = None
-    ledger: str | Path | None = None
+    ledger: Ledger | str | Path | None = None
 
     def __post_init__(self) -> None:
         good = self.evaluate_every is None or (is_integer(self.evaluate_every) and self.evaluate_every >= 1)
@@ -134,7 +135,7 @@ class Watching:
         networked = settings[0].engine_traits.network is not None
         if not private or (path is None and not networked):
             return
-        ledger = Ledger(path, durable=networked)
+        ledger = Ledger.at(path, durable=networked)
         for setting in private:
             name = "" if setting.noise is None or networked else setting.noise.run  # a run of its own, as its noise is
             setting.protection.open_ledger(ledger, data=setting.data.fingerprint, run=name or run_key(setting), once=networked)
@@ -212,7 +213,7 @@ class RunUnderWay:
         if self.setting.stop is not None and not final:
             self.stop = self.setting.stop.seen(self.stop, evaluation.clients, self.state)
             self.note_stop()
-        if final:
+        if final and may_look("end of the run", self.setting.algorithm):
             try:
                 stop_if_lost(evaluation, named=self.setting.protection.in_the_open)
             except Diverged as failure:

@@ -38,6 +38,7 @@ from equipoise.experiment.search import (
 from equipoise.experiment.study import PlannedRun, prepare
 from equipoise.experiment.trial_results import TrialResult, cell_text, criterion_of, criterion_words, noise_words, spread_text
 from equipoise.privacy.ledger_report import words_below
+from equipoise.privacy.lookers import CHOSEN
 
 NOTE = "# A trial of equipoise tune: trained and judged without the test clients.\n"
 
@@ -92,9 +93,8 @@ class Trials:
     def identity(self) -> dict[str, Any]:
         """What a study must share with the search to go on with it."""
         search = self.search
-        given: dict[str, Any] = {"at_least": search.at_least} if search.at_least else {}  # studies of version 0.1 have none
-        given |= {"criterion": search.criterion, "seeds": search.seeds, "space": search.file["search"]["space"]}
-        return {**given, **search.base}
+        given = {"at_least": search.at_least, "criterion": search.criterion, "seeds": search.seeds}
+        return {**given, "space": search.file["search"]["space"], **search.base}
 
     def run(self, points: Sequence[Values]) -> list[TrialResult]:
         """Make the missing runs of trials; a trial that fails does not stop the others."""
@@ -171,7 +171,7 @@ def tune(search: Search, out: Path, *, workers: int, console: Console, ray: str 
     console.print(Text(f"\n{criterion_words(search.criterion, search.at_least, search.seeds)}"), soft_wrap=True)
     console.print(search_table(search, results))
     if said := words_below(out, group_data(out)):
-        console.print(Text(said), soft_wrap=True)
+        console.print(Text(f"{said} {CHOSEN}"), soft_wrap=True)
     if results[0].criterion is not None:
         if noise := noise_words(results, search.criterion, where="in [search]"):
             console.print(Text(noise), soft_wrap=True)

@@ -186,11 +186,14 @@ def words_below(folder: Path, groups: Mapping[str, str]) -> str:
 
     `groups` has one name for data sets with clients in common (`experiment.open_runs.group_data`).
     """
-    if not find_ledgers(folder):
-        return ""
-    entries = [replace(entry, data=groups.get(entry.data, entry.data)) for entry in entries_below(folder)]
+    return words_of(entries_below(folder), groups) if find_ledgers(folder) else ""
+
+
+def words_of(entries: Iterable[LedgerEntry], groups: Mapping[str, str]) -> str:
+    """`words_below` for the entries of a ledger. It knows data by a hash of all examples, which is not said."""
+    entries = [replace(entry, data=groups.get(entry.data, entry.data)) for entry in entries]
     found = [data for data in summarise_ledgers(entries) if sum(run.releases > 0 for run in data.runs) > 1]
-    return " ".join(f"The {len(data.runs)} private runs on data {data.name} together: ε = {_in_all(data)}." for data in found)
+    return " ".join(f"The {len(data.runs)} private runs on these data together: ε = {_in_all(data)}." for data in found)
 
 
 def _shown(epsilon: float | None, nominal: bool) -> str:

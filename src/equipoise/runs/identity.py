@@ -23,6 +23,7 @@ from equipoise.core.fingerprints import (
 )
 from equipoise.core.named_constants import constants_of
 from equipoise.errors import CheckpointError
+from equipoise.privacy.lookers import data_to_try
 
 if TYPE_CHECKING:
     from equipoise.runs.setup import Setting
@@ -49,7 +50,7 @@ def identity_of(setting: Setting) -> dict[str, str]:
     trained += [(name, value) for name, value in model.named_buffers() if name in task.carried.names]
     fixed = [(name, value) for name, value in model.named_buffers() if name not in task.carried.names]
     carried = f" and {task.carried.size} carried values" if task.carried.names else ""
-    dropout = {DROPOUT: STREAM} if task.drops(setting.data) else {}
+    dropout = {DROPOUT: STREAM} if task.drops(data_to_try(setting.data, setting.algorithm)) else {}
     rule = attack_traits(setting.data.attack).rule_in_checkpoints
     attack = {ATTACK: rule} if rule else {}
     modes = {"training modes of frozen parts": fingerprint(task.frozen_modes)} if task.frozen_modes else {}

@@ -33,6 +33,7 @@ from equipoise.personal.finetune import Adaptation
 from equipoise.personal.personal_run import PersonalRun
 from equipoise.personal_models import PersonalModels
 from equipoise.privacy.drowned_sums import noisy_model_words
+from equipoise.privacy.lookers import data_to_try, may_look
 from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.privacy.observer_table import PrivacyTable
 from equipoise.result import Result
@@ -196,7 +197,7 @@ class Setting:
         """The result of a run that ended in the state `last` and reports the model of `chosen`, the same or an earlier one."""
         reported, spent = self.averaged.iterate(chosen), self.protection.spent(last.privacy, last.round)
         model = self.model_at(reported.model)
-        if self.engine_traits.network is None and self.algorithm.privacy is None:  # else training examples are not looked at
+        if self.engine_traits.network is None and may_look("trivial answer", self.algorithm):
             clients = with_trivial_answer(clients, self.task, model, self.data, self.sample)
             clients = with_error_spread(clients, self.task, model, self.data, self.sample, self.engine_traits.device)
         return Result(
@@ -248,14 +249,15 @@ def set_up(
     refuse_swapped(model, data, "train")
     data, model = build(data, seed, FederatedData, "data"), build(model, seed, nn.Module, "model")
     model = with_adapters_for(algorithm, model)
-    task, measured = try_task(Task.of(model, loss, error), data), ClientMetrics.of(metrics)
+    to_try = data_to_try(data, algorithm)
+    task, measured = try_task(Task.of(model, loss, error), to_try), ClientMetrics.of(metrics)
     refuse_unfit_for_carried(task, algorithm)
     check_smallest_batches(task, data.train, algorithm)
     sample = evaluation_sample(data, evaluate_clients)
     running = choose_engine(engine).start(task, data)
     traits, parts = engine_traits(running), algorithm.traits
     refuse_sample(sample, running, traits, evaluate_clients)
-    try_metrics(measured, task, data, traits, parts.privacy)
+    try_metrics(measured, task, to_try, traits, parts.privacy)
     alpha = algorithm.base_weights(data.train)
     if parts.sampler.everyone:
         clients_per_round = len(data.train)
@@ -267,11 +269,11 @@ def set_up(
         algorithm.drawn_by(0, alpha, clients_per_round=clients_per_round, seed=seed)
     in_a_step = clients_per_round if parts.sampler.buffered is None else parts.sampler.buffered.buffer
     for solver in _solvers_at_work(algorithm):
-        refuse_wrong_rates(solver, rounds, int(data.train.host_sizes.max()))
+        refuse_wrong_rates(solver, rounds, int(to_try.train.host_sizes.max()))
     if traits.network is None:
-        tell_of_model(task, data, algorithm.solver)
-        try_success(task, data)
-        tell_of_attack(data, in_a_step)
+        tell_of_model(task, to_try, algorithm.solver)
+        try_success(task, to_try)
+        tell_of_attack(to_try, in_a_step)
     try_own_parts(algorithm, data.train.ids, alpha, clients_per_round, seed)
     personal: PersonalWork | None = None
     adaptation: PersonalWork | None = None
@@ -282,7 +284,7 @@ def set_up(
         start = PersonalRun if traits.network is None else traits.network.personal_work
         personal = start(algorithm.personal, context, algorithm.solver, seed)
     if stop is not None:
-        refuse_stop(stop, data, measured, parts.privacy, personal, network=traits.network is not None)
+        refuse_stop(stop, data, measured, algorithm, personal, network=traits.network is not None)
     protection: Protection = Unprotected(algorithm, data.train, rounds)
     if algorithm.privacy is not None:
         require(parts.privacy.protect is not None, "privacy", "must be a part of equipoise.privacy", algorithm.privacy)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from equipoise.run_record import RunRecord
 
 MALICIOUS_NAMES = 8  # malicious clients named
-NOT_COVERED = "ε covers the released models; metrics of training clients, logs and this report are not covered by ε."
+NOT_COVERED = "ε covers released models; metrics of training clients, choices by them, logs and reports are not covered by ε."
 
 
 def header_note(study: Study) -> str:
