@@ -357,32 +357,34 @@ def corners(count):
     return [(f"client-{i}", rows[i : i + 1].abs(), rows[i : i + 1].sum(1)) for i in range(count)]
 
 
-def trained(clients, part, of_risk, rounds):
+def trained(clients, part, of_risk, rounds, engine):
     algorithm = eq.Algorithm(
         of_risk, aggregator=part, sampler=sampling.Full(), weights="uniform", solver=solvers.SGD(lr=0.1, batch_size=None)
     )
     model = eq.models.LinearRegression(clients[0][1].shape[1], bias=False)
     data = eq.FederatedData(eq.data.ClientSet.pack(clients))
-    return eq.train(model, data, algorithm, rounds=rounds, progress=False, engine="loop").params
+    return eq.train(model, data, algorithm, rounds=rounds, progress=False, engine=engine).params
 
 
 @pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
 @pytest.mark.parametrize("part", AGGREGATORS, ids=repr)
-def test_a_run_is_the_same_in_whatever_order_tied_clients_are_listed(part):
+def test_a_run_is_the_same_in_whatever_order_tied_clients_are_listed(part, engine):
     clients, order = corners(12), torch.randperm(12, generator=torch_generator(0, "order")).tolist()
-    expected = trained(clients, part, risk.Mean(), 2)
+    expected = trained(clients, part, risk.Mean(), 2, engine)
     for listed in (clients[::-1], [clients[i] for i in order]):
-        torch.testing.assert_close(trained(listed, part, risk.Mean(), 2), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(trained(listed, part, risk.Mean(), 2, engine), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
 @pytest.mark.parametrize("part", AGGREGATORS, ids=repr)
-def test_a_client_whose_weight_underflows_changes_nothing_in_a_run(part):
+def test_a_client_whose_weight_underflows_changes_nothing_in_a_run(part, engine):
     """q = 40: the loss 1e-8 has the weight 1e-320 beside losses above 1, which is 0 once the round divides by their sum."""
     gen = torch_generator(0, "q")
     many = [(f"client-{i}", torch.ones(2, 1), 1 + i + torch.rand(2, generator=gen)) for i in range(11)]
     easy = ("easy", torch.ones(2, 1), torch.full((2,), 1e-4))
-    found, expected = (trained(clients, part, risk.QFair(40.0), 1) for clients in ([easy, *many], many))
+    found, expected = (trained(clients, part, risk.QFair(40.0), 1, engine) for clients in ([easy, *many], many))
     assert bool(expected.abs().sum() > 0)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 

@@ -97,8 +97,8 @@ def weight_inside(weights: Tensor, fraction: float) -> Tensor:
 
     A part below `_LEFT_OVER` is rounding, and none: so the bound holds also for attackers with exactly that fraction.
     """
-    count = weights.shape[-1]
-    left_over = min(_LEFT_OVER + mass_slack(weights.dtype, count), (0.5 - fraction) / count)  # something is inside
+    # At most half of the mean part inside: something is kept, however little there is.
+    left_over = min(_LEFT_OVER + mass_slack(weights.dtype, weights.shape[-1]), (0.5 - fraction) / weights.shape[-1])
     weights = weights.double()
     above = weights.cumsum(-1)
     below = above - weights

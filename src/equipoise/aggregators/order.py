@@ -8,7 +8,7 @@ from torch import Tensor
 
 from equipoise.core.numbers import mass_slack
 
-_TIE = 1e-9  # scores that differ by less, relatively, are equal
+_TIE = 1e-6  # scores that differ by less, relatively, are equal: updates and losses are rounded to float32
 
 
 def levels(scores: Tensor, slack: Tensor | float = 0.0) -> Tensor:

@@ -68,8 +68,7 @@ def update_norms(updates: Tensor) -> Tensor:
 def weighted_quantile(values: Tensor, weights: Tensor, share: float) -> Tensor:
     """The smallest value with at least `share` of the weight at or below it; values (K,), weights summing to 1."""
     ordered, order = values.sort()
-    least = share - mass_slack(weights.dtype, len(weights))
-    place = int(torch.searchsorted(weights[order].double().cumsum(0), least))
+    place = int(torch.searchsorted(weights[order].double().cumsum(0), share - mass_slack(weights.dtype, len(weights))))
     return ordered[min(place, len(values) - 1)]
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from equipoise.aggregators.by_coordinate import column_blocks
 from equipoise.aggregators.order import nearest_shares
 from equipoise.aggregators.robust import Counted, counted, rounding_of_squares, squared_distances
 from equipoise.core.abilities import is_part, read
@@ -23,7 +24,18 @@ def mixed_with_nearest(updates: Tensor, weights: Tensor, share: float) -> Tensor
     squares = squared_distances(updates).nan_to_num(math.inf, math.inf)
     squares.fill_diagonal_(-1.0)  # itself first
     shares = nearest_shares(squares, weights, 1.0 - share, rounding_of_squares(updates).unsqueeze(1))
-    return (shares / shares.sum(1, keepdim=True)).to(updates) @ updates
+    return means_by(shares, updates)
+
+
+def means_by(shares: Tensor, updates: Tensor) -> Tensor:
+    """The means of updates (K, D) under each row of shares (M, K), (M, D).
+
+    Sums are in float64, some coordinates at a time: means that are equal come out equal, whatever the order of clients.
+    """
+    means, shares = updates.new_empty(len(shares), updates.shape[1]), shares.double() / shares.sum(1, keepdim=True)
+    for columns, rows in column_blocks(updates):
+        means[:, columns] = (shares @ rows.double().t()).to(updates.dtype)
+    return means
 
 
 @dataclass(frozen=True)
@@ -57,9 +69,8 @@ class _Wrapper(ABC):
         given = counted(updates, weights, losses, keys)
         if len(given.rows) == 0:
             return updates.new_zeros(updates.shape[1]), state
-        mixed, more = self._mixed(given), {}
-        if read(AggregatorTraits, self.aggregator).needs_keys:  # by what clients sent, and not by how rounding mixed it
-            more = {"keys": given.keys if mixed.streams is None else mixed.streams}
+        mixed = self._mixed(given)
+        more = {"keys": mixed.streams} if read(AggregatorTraits, self.aggregator).needs_keys else {}
         return self.aggregator(mixed.rows, mixed.weights, losses=mixed.losses, state=state, **more)
 
     @abstractmethod
@@ -91,7 +102,7 @@ class NNM(_Wrapper):
         require_number("share", self.share, "[0, 0.5)", "It is the weight of attackers.")
 
     def _mixed(self, given: Counted) -> Counted:
-        return given._replace(rows=mixed_with_nearest(given.rows, given.weights, self.share))
+        return given._replace(rows=mixed_with_nearest(given.rows, given.weights, self.share), streams=given.keys)
 
 
 @dataclass(frozen=True)
@@ -118,11 +129,10 @@ class Bucketing(_Wrapper):
         require_integer("size", self.size, 1)
 
     def _mixed(self, given: Counted) -> Counted:
-        rows, kept, keys = given.rows, given.weights, given.keys
-        order = random_bits(keys, 0, 1)[:, 0].argsort(stable=True)
-        bucket = order.argsort() // self.size
-        shares = torch.nn.functional.one_hot(bucket).t().to(kept) * kept  # (buckets, K)
-        masses = shares.sum(1)
-        shares = shares / masses.unsqueeze(1)
-        losses = None if given.losses is None else shares.double() @ given.losses.double().to(kept.device)
-        return given._replace(rows=shares.to(rows) @ rows, weights=masses, losses=losses, streams=keys[order][:: self.size])
+        order = random_bits(given.keys, 0, 1)[:, 0].argsort(stable=True)
+        member = torch.nn.functional.one_hot(order.argsort() // self.size).t().to(given.weights)
+        shares, rows, losses = member * given.weights, given.rows, given.losses  # (buckets, K)
+        if losses is not None:
+            losses = means_by(shares, losses.double().to(rows.device).unsqueeze(1))[:, 0]
+        first = given.keys[order][:: self.size]
+        return given._replace(rows=means_by(shares, rows), weights=shares.sum(1), losses=losses, streams=first)
