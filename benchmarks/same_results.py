@@ -1166,7 +1166,8 @@ def private_steps(name: str, _: Any) -> Values:
     x, y = (torch.cat([part[i] for part in _gaussian((40, 40), 5, 3, 2)]) for i in (1, 2))
     model = with_values(nn.Linear(5, 3))
     more: Any = {"AdaDPS": {"public": (x[:10], y[:10])}, "DP2": {"delay": 2}}.get(name, {})
-    optimizer = getattr(eq.optim, name)(model, lr=0.2, clip=1.0, noise_multiplier=0.7, sample_rate=0.2, seed=1, **more)
+    more |= {"sample_rate": 0.2, "expected_batch_size": 16.0, "seed": 1}
+    optimizer = getattr(eq.optim, name)(model, lr=0.2, clip=1.0, noise_multiplier=0.7, **more)
     for batch in optimizer.batches(x, y, steps=5):
         optimizer.step(*batch)
     return dict(model.state_dict()) | {"epsilon": str(optimizer.epsilon(delta=1e-3))}
