@@ -72,7 +72,7 @@ def toy_run(seed: int, lr: float, *, informed: bool, private: bool) -> tuple[flo
     net = LinearRegression(x.shape[1], bias=False)
     steps = TOY_STEPS if private else TOY_FREE_STEPS
     privacy = {"clip": 2 * TOY_CLIP if private else math.inf, "noise_multiplier": TOY_NOISE if private else 0.0}
-    common = {"lr": lr / 2, **privacy, "sample_rate": TOY_BATCH / len(x), "noise_seed": seed}
+    common = {"lr": lr / 2, **privacy, "sample_rate": TOY_BATCH / len(x), "expected_batch_size": TOY_BATCH, "noise_seed": seed}
     made = optim.AdaDPS(net, side_information={"weight": side}, **common) if informed else optim.DPSGD(net, **common)
     losses = []
     for step, batch in enumerate(made.batches(x, y, steps=steps)):

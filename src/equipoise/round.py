@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ from equipoise.server_step import (
     step_factor,
     total_of_rows,
 )
-from equipoise.solvers.prepared import RoundContext
+from equipoise.solvers.prepared import NoClients, RoundContext
 from equipoise.types import Cohort, Combined, Job, RiskValue, RoundReport, ServerState
 
 if TYPE_CHECKING:
@@ -181,7 +181,10 @@ def prepare(setting: Setting, state: ServerState, cohort: Cohort, engine: Engine
         seed = rng.stream_key(cohort.seed, purpose) >> 1
         return setting.sampler(cohort.round, setting.alpha, clients_per_round=setting.clients_per_round, seed=seed)
 
-    context = RoundContext(engine, state.model, cohort, setting.alpha, draw, setting.task.layout)
+    asked, named = engine, cohort
+    if not setting.protection.in_the_open:
+        asked, named = cast("Engine", NoClients()), cohort.take(torch.zeros(0, dtype=torch.int64))
+    context = RoundContext(asked, state.model, named, setting.alpha, draw, setting.task.layout)
     solver, solver_state = traits.prepare(context, state.solver)
     return RunInRound(setting, state, cohort, solver, solver_traits(solver), solver_state)
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.algorithm import Algorithm
+from equipoise.core.abilities import refuse_misspelt
 from equipoise.core.per_example_losses import PerExample
 from equipoise.errors import Diverged, ObserverFailed, is_integer, notify, require
 from equipoise.observers import History, Observers, Progress, Run, hears_something, show_progress
@@ -121,6 +122,7 @@ class Watching:
         require(good, "observers", "must be a list of observers", self.observers.__class__.__name__)
         for member in self.observers:
             require(hears_something(member), "observers", _HEARS, member, "Extend equipoise.types.Observer.")
+            refuse_misspelt("observers", member, tuple(vars(Observer)))
 
     @property
     def saving(self) -> Checkpoints | None:

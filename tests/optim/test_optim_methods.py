@@ -299,18 +299,19 @@ def test_dp2_ablations_are_their_algorithms(table):
 def test_the_promised_call():
     net = Logistic(3)
     optimizer = DP2(
-        net, lr=0.1, lr_adaptive=3.0, clip=0.5, clip_adaptive=5.0, delay=195, noise_multiplier=1.0, sample_rate=64 / 25_000
-    )
+        net, lr=0.1, lr_adaptive=3.0, clip=0.5, clip_adaptive=5.0, delay=195, noise_multiplier=1.0, sample_rate=64 / 25_000,
+        expected_batch_size=64,
+    )  # fmt: skip
     x, y = torch.randn(2500, 3), torch.randint(0, 2, (2500,))
     for batch in optimizer.batches(x, y, steps=2):
         optimizer.step(*batch)
-    assert (optimizer.steps, optimizer.expected_batch_size, optimizer.eps) == (2, 6.4, 1e-7)
+    assert (optimizer.steps, optimizer.expected_batch_size, optimizer.eps) == (2, 64, 1e-7)
 
 
 def test_equal_delays_by_default_and_equal_clips_and_rates(table):
     _, made = dp2_weights(*table, 1, delay=7)
     assert (made.delay_adaptive, made.clip_adaptive) == (7, made.clip)
-    assert DP2(one_weight(), lr=0.2, delay=1, **FREE).lr_adaptive == 0.2
+    assert DP2(one_weight(), lr=0.2, delay=1, expected_batch_size=1, **FREE).lr_adaptive == 0.2
 
 
 # ----------------------------------------------------------------------------------------------------------------- limits
@@ -378,7 +379,7 @@ def test_adadps_reaches_what_dp_sgd_does_not():
     frequent = torch.arange(60) < 6
     x = (torch.rand(500, 60, generator=source) < torch.where(frequent, 0.9, 0.03)).float()
     y = x @ torch.where(frequent, 0.01, 1.0)
-    privacy = {"clip": 0.5, "noise_multiplier": 0.7, "sample_rate": 0.02, "noise_seed": 0}
+    privacy = {"clip": 0.5, "noise_multiplier": 0.7, "sample_rate": 0.02, "expected_batch_size": 10, "noise_seed": 0}
 
     def loss(make):
         found = []

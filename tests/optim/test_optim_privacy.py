@@ -224,18 +224,15 @@ def test_batches_are_a_function_of_seed_and_step():
         assert targets.tolist() == positions
 
 
-def test_the_optimisers_batches_follow_its_rate_and_set_the_expected_size():
-    made = DPSGD(Logistic(2), lr=1.0, clip=1.0, noise_multiplier=1.0, sample_rate=0.05, noise_seed=0)
-    with pytest.raises(InvalidParameter, match=r"expected_batch_size must be known.*optimizer\.batches"):
-        made.step(*empty(2))
+def test_the_optimisers_batches_follow_its_rate():
+    made = DPSGD(Logistic(2), lr=1.0, **{**PRIVACY, "sample_rate": 0.05})
     sizes = [len(x) for x, _ in made.batches(torch.randn(400, 2), torch.zeros(400, dtype=torch.int64), steps=300)]
-    assert made.expected_batch_size == 20.0
     assert np.mean(sizes) == pytest.approx(20, abs=5 * math.sqrt(19 / 300))
 
 
 def test_batches_go_on_where_the_steps_stand():
     x, y = torch.randn(50, 2), torch.zeros(50, dtype=torch.int64)
-    made = DPSGD(Logistic(2), lr=1.0, clip=1.0, noise_multiplier=1.0, sample_rate=0.2, noise_seed=4)
+    made = DPSGD(Logistic(2), lr=1.0, **{**PRIVACY, "sample_rate": 0.2})
     whole = [inputs for inputs, _ in made.batches(x, y, steps=5)]  # drawn, not stepped on
     for inputs, targets in made.batches(x, y, steps=3):
         made.step(inputs, targets)
@@ -288,11 +285,33 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_nothing_but_the_batches_knows_how_many_examples_there_are(name):
+    """ε speaks of one example more or less: a default made of N would tell whether it is there."""
+    options = {key: value for key, value in PRIVACY.items() if key != "expected_batch_size"}
+    with pytest.raises(TypeError, match="expected_batch_size"):
+        METHODS[name](Logistic(4), **options)
+    with pytest.raises(InvalidParameter, match="expected_batch_size"):
+        METHODS[name](Logistic(4), expected_batch_size=None, **options)
+
+    def after(examples):
+        net = Logistic(4)
+        made = METHODS[name](net, **PRIVACY)
+        for _ in made.batches(torch.randn(examples, 4), torch.zeros(examples, dtype=torch.int64), steps=3):
+            made.step(*empty(4))  # no example is in a batch: all that is released is noise
+        return torch.cat([parameter.detach().flatten() for parameter in net.parameters()]), made.state_dict()
+
+    (few, state), (more, later) = after(300), after(301)
+    assert torch.equal(few, more)
+    assert float(few.abs().max()) > 0
+    assert repr(state) == repr(later)
+
+
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("seed", [5])
 def test_a_resumed_run_ends_where_the_whole_one_does(name, seed):
     source = torch.Generator().manual_seed(2)
     x, y = torch.randn(60, 4, generator=source), torch.randint(0, 2, (60,), generator=source)
-    options = {"clip": 0.5, "noise_multiplier": 1.0, "sample_rate": 0.1}
+    options = {"clip": 0.5, "noise_multiplier": 1.0, "sample_rate": 0.1, "expected_batch_size": 6.0}
 
     def run(net, made, steps):
         for batch in made.batches(x, y, steps=steps):
@@ -308,7 +327,7 @@ def test_a_resumed_run_ends_where_the_whole_one_does(name, seed):
     saved = torch.load(file, weights_only=True)
     second = Logistic(4)
     second.load_state_dict(saved["net"])
-    resumed = METHODS[name](second, noise_seed=99, **options)
+    resumed = METHODS[name](second, noise_seed=99, **{**options, "expected_batch_size": 7.0})
     resumed.load_state_dict(saved["optimizer"])
     run(second, resumed, 7)
     for one, other in zip(first.parameters(), second.parameters(), strict=True):

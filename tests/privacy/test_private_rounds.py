@@ -562,7 +562,7 @@ def test_epsilon_of_every_round_is_that_of_the_hand_built_event():
     assert result.epsilon.participations == int(times.max())
     assert result.epsilon.epsilon_server == pytest.approx(gaussian_epsilon(1.1 / math.sqrt(int(times.max())), 1e-3))
     assert (result.epsilon.rounds, result.epsilon.delta, result.epsilon.nominal) == (6, 1e-3, False)
-    assert result.epsilon.adjacency == "add or remove one client"
+    assert result.epsilon.adjacency == "zero out one client"  # who could take part is public
     assert "not a bound" in str(result.epsilon)  # discrete noise, recorded as Gaussian
 
 
@@ -658,7 +658,7 @@ def test_a_run_folder_keeps_what_was_spent(tmp_path):
     assert [event["epsilon"] for event in rounds] == pytest.approx(
         [gaussian_epsilon(1.0 / math.sqrt(t), 1e-3) for t in range(1, 5)]
     )
-    assert events[-1]["privacy"]["adjacency"] == "add or remove one client"
+    assert events[-1]["privacy"]["adjacency"] == "zero out one client"
     algorithm = RunConfig.read(place.config).algorithm()
     assert algorithm.weights == "uniform"
     assert algorithm.privacy.clip_rule == AdaptiveClip(quantile=0.6)

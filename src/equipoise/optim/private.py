@@ -30,7 +30,7 @@ class PrivacyOptions(TypedDict):
     clip: float  # C, the largest norm of one example's contribution; math.inf only without noise
     noise_multiplier: float  # z: the noise on the sum has standard deviation z · C per coordinate; 0 is not private
     sample_rate: float  # the probability with which each example enters a batch
-    expected_batch_size: NotRequired[float | None]  # sums are divided by it; None: sample_rate · N, once `batches` knows N
+    expected_batch_size: float  # b: sums are divided by it, whatever the size of a batch is
     loss: NotRequired[PerExample | None]  # (outputs, targets) → one number per example; None: the model's, or cross-entropy
     noise_seed: NotRequired[int | None]  # of noise and batches that repeat, for tests; None: from the operating system
 
@@ -45,15 +45,18 @@ class PrivateOptimizer(ABC):
 
     A method defines its queries to the examples (`_queries`) and how parameters move by the noisy answers (`_change`).
 
-        optimizer = DPSGD(net, lr=0.5, clip=1.0, noise_multiplier=1.0, sample_rate=64 / 25_000)
+        optimizer = DPSGD(net, lr=0.5, clip=1.0, noise_multiplier=1.0, sample_rate=1 / 400, expected_batch_size=64)
         for x, y in optimizer.batches(X, Y, steps=1000):
             optimizer.step(x, y)
         optimizer.epsilon(delta=1e-5)
 
     `model` is trained in place. `clip` is C, the largest norm of one example's contribution. `noise_multiplier` is z; 0 is no
-    noise and no privacy. `sample_rate` is the probability with which each example enters a batch. `expected_batch_size` is b
-    (None: `sample_rate` · N). `loss` maps (outputs, targets) to one number per example (None: the model's own, or
-    cross-entropy). Noise and batches are the operating system's; a `noise_seed` repeats them, for tests, and then no ε holds.
+    noise and no privacy. `sample_rate` is the probability with which each example enters a batch. `expected_batch_size` is b.
+    `loss` maps (outputs, targets) to one number per example (None: the model's own, or cross-entropy). Noise and batches are
+    the operating system's; a `noise_seed` repeats them, for tests, and then no ε holds.
+
+    The number N of private examples is private: with b = `sample_rate` · N the size of the noise would tell it, and so whether
+    one example is there. Choose `sample_rate` and b as round numbers that one example more or less would not change.
 
     ε speaks of examples (add or remove one) and of the parameters only: metrics on the training examples, the batches and
     `state_dict` are not covered, nor are steps that are taken again from a state that was saved before them. Batches must be
@@ -64,7 +67,7 @@ class PrivateOptimizer(ABC):
     >>> from equipoise.models import Logistic
     >>> from equipoise.optim import DPSGD
     >>> net, x, y = Logistic(2, bias=False), torch.eye(2), torch.tensor([0, 1])
-    >>> optimizer = DPSGD(net, lr=1.0, clip=0.25, noise_multiplier=0.0, sample_rate=1.0)
+    >>> optimizer = DPSGD(net, lr=1.0, clip=0.25, noise_multiplier=0.0, sample_rate=1.0, expected_batch_size=2)
     >>> for batch in optimizer.batches(x, y, steps=1):
     ...     optimizer.step(*batch)
     >>> net.weight.tolist(), optimizer.epsilon(1e-5)  # gradients of norm ½ are clipped to ¼; without noise there is no privacy
@@ -78,7 +81,7 @@ class PrivateOptimizer(ABC):
         clip: float,
         noise_multiplier: float,
         sample_rate: float,
-        expected_batch_size: float | None = None,
+        expected_batch_size: float,
         loss: PerExample | None = None,
         noise_seed: int | None = None,
     ) -> None:
@@ -86,7 +89,7 @@ class PrivateOptimizer(ABC):
         self.layout = self._examples.layout
         check_clip("clip", clip, noise_multiplier)
         require_number("sample_rate", sample_rate, "(0, 1]")
-        require_number("expected_batch_size", expected_batch_size, "(0, ∞)", none="sample_rate · N")
+        require_number("expected_batch_size", expected_batch_size, "(0, ∞)", "It must not tell how many examples there are.")
         self.model, self.clip, self.noise_multiplier, self.sample_rate = model, clip, noise_multiplier, sample_rate
         self.expected_batch_size = expected_batch_size
         self.steps = 0
@@ -99,23 +102,19 @@ class PrivateOptimizer(ABC):
     # ------------------------------------------------------------------------------------------------------ what users call
 
     def batches(self, x: Tensor, y: Tensor, *, steps: int) -> Iterator[Examples]:
-        """The next `steps` Poisson batches of all private examples; sets the expected batch size if none was given.
+        """The next `steps` Poisson batches of all private examples.
 
         `x` (N, …) are the inputs, and `y` (N, …) the targets.
         """
-        if self.expected_batch_size is None:
-            check_examples(x, y)
-            require(len(x) > 0, "x", "must hold at least one example", len(x))
-            self.expected_batch_size = self.sample_rate * len(x)
         return poisson_batches(x, y, sample_rate=self.sample_rate, steps=steps, seed=self.noise_seed, start=self.steps)
 
     def step(self, x: Tensor, y: Tensor) -> None:
         """One step on a batch `x` (B, …), `y` (B, …). An empty batch is a batch: its noise is released like any other's."""
         check_examples(x, y)
-        size = self._batch_size()
         params = self.layout.read(self.model)
         queries = self._queries(params)
         totals = self._examples.clipped_sums(params, x, y, queries)
+        size = self.expected_batch_size
         source = SystemSource() if self.noise_seed is None else Seeded(self.noise_seed, "optimiser noise", self.steps)
         released = [self._noisy(total, query.clip, source) / size for total, query in zip(totals, queries, strict=True)]
         self.layout.write(self.model, params + self._change(released))
@@ -198,12 +197,6 @@ class PrivateOptimizer(ABC):
         device = next(iter(self.model.parameters())).device
         seed = secrets.randbits(62) if self.noise_seed is None else self.noise_seed
         return torch.Generator(device).manual_seed(stream_key(seed, purpose) >> 1)
-
-    def _batch_size(self) -> float:
-        if self.expected_batch_size is None:
-            fix = "Give it, or draw the batches by optimizer.batches(x, y, steps=…), which takes sample_rate · len(x)."
-            raise InvalidParameter("expected_batch_size", "must be known before the first step", None, fix)
-        return self.expected_batch_size
 
     def _noisy(self, total: Tensor, clip: float, source: RandomSource) -> Tensor:
         if self.noise_multiplier == 0:

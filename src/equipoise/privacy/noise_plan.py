@@ -308,7 +308,8 @@ class NoisePlan:
     def spent(self, state: PrivateState, rounds: int) -> accounting.Spent:
         """What the run has spent: ε of all that the ledger says was begun."""
         most = int(state.participations.max())
-        spent = self.accountant.spent(0)
+        neighbours = "replace one client" if self.change == 2 else "zero out one client"  # how many there are is public
+        spent = replace(self.accountant.spent(0), adjacency=neighbours)
         server = self._server(state)
         discrete = self.distributed or self.quantile is not None
         return replace(

@@ -162,7 +162,7 @@ class ReleasedNoise:
     def table(self) -> PrivacyTable:
         """The table of the run."""
         fixed = any(isinstance(event.sampling, FixedSampling) for event, _ in self.events)
-        neighbours = "replacing one client" if fixed else "adding or removing one client"
+        neighbours = "replacing one client" if fixed else ZEROED
         epsilon = epsilon_of(self.events, self.delta, method=self.method)
         public = ObserverPrivacy("public", _bounded(epsilon), neighbours, PUBLIC)
         packed = tuple((event.multiplier, pack_sampling(event.sampling), count) for event, count in self.events)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
+from equipoise.attacks.malicious import sees_all_updates
 from equipoise.client_metrics import ClientMetrics
 from equipoise.client_table import ClientTable
 from equipoise.core.abilities import engine_traits, is_part, named_part, read, solver_traits
@@ -48,6 +49,7 @@ from equipoise.runs.model_notices import tell_of_model
 from equipoise.runs.own_parts import try_own_parts
 from equipoise.runs.solver_rows import SolverRows
 from equipoise.runs.stopping import EarlyStopping, refuse_stop
+from equipoise.runs.tried_releases import try_releases
 from equipoise.runs.trivial_answer import with_trivial_answer
 from equipoise.solvers.local_optimizer import rates_by_name, refuse_wrong_rates
 from equipoise.types import (
@@ -239,8 +241,9 @@ def set_up(
     metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
     stop: EarlyStopping | None = None,
     name: str = "run",
+    trial: bool = False,
 ) -> Setting:
-    """Check what a run is given, and start its engine; what cannot run is refused here."""
+    """Check what a run is given, and start its engine; what cannot run is refused here. A `trial` run starts no further one."""
     require(is_integer(rounds) and rounds >= 0, "rounds", "must be a whole number ≥ 0", rounds)
     require(is_integer(seed) and 0 <= seed < 2**63, "seed", "must be a whole number from 0 to 2^63 − 1", seed)
     rounds, seed = int(rounds), int(seed)
@@ -256,7 +259,7 @@ def set_up(
     sample = evaluation_sample(data, evaluate_clients)
     running = choose_engine(engine).start(task, data)
     traits, parts = engine_traits(running), algorithm.traits
-    refuse_sample(sample, running, traits, evaluate_clients)
+    refuse_sample(sample, traits, evaluate_clients)
     try_metrics(measured, task, to_try, traits, parts.privacy)
     alpha = algorithm.base_weights(data.train)
     if parts.sampler.everyone:
@@ -274,7 +277,15 @@ def set_up(
         tell_of_model(task, to_try, algorithm.solver)
         try_success(task, to_try)
         tell_of_attack(to_try, in_a_step)
+    if algorithm.private and sees_all_updates(data):
+        raise IncompatibleParts(
+            f"{data.attack!r} has malicious clients see all updates: one client moves what many send, and noise covers one.",
+            "Use an attack that is not omniscient, such as attacks.SignFlip(), or leave out privacy.",
+        )
     try_own_parts(algorithm, data.train.ids, alpha, clients_per_round, seed)
+    if traits.network is None and not trial:
+        others: dict[str, Any] = {"rounds": 2, "clients_per_round": None, "seed": seed, "loss": loss, "error": error}
+        try_releases(algorithm, model, to_try, partial(set_up, engine="simulator", trial=True, **others))
     personal: PersonalWork | None = None
     adaptation: PersonalWork | None = None
     context = PersonalContext(running, task, data, lambda other: choose_engine(engine).start(other, data), measured)

@@ -40,7 +40,7 @@ from equipoise.engines.flower.apps.welcome import MoreClients, Welcome, gather
 from equipoise.engines.flower.flower_engine import Federation, Patience
 from equipoise.engines.flower.secure.crowds import check_crowd
 from equipoise.engines.flower.secure.network_rules import refuse_both_trained, refuse_on_nodes
-from equipoise.engines.flower.transport.messages import MessageContent, counted
+from equipoise.engines.flower.transport.messages import counted
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
 from equipoise.errors import CheckpointError, ConfigError, EquipoiseNotice, IncompatibleParts
 from equipoise.experiment.folder import claim
@@ -179,16 +179,9 @@ def refuse_other_plan(plan: ServerPlan, grid: Grid, place: RunFolder, known: tup
 
 def open_door(plan: ServerPlan, messenger: Messenger, task: Task, model_seed: int, folder: Path | None) -> Welcome:
     """What lets nodes in: their introductions, and the nodes that names belong to."""
-    news = what_is_new(plan.algorithm)
-
-    def reading(content: MessageContent) -> Member:
-        member = Member.read(content, task, plan.most_examples)
-        if news is not None:
-            member.refuse_earlier_version(news)
-        return member
-
     told = {"seed": model_seed, "model": model_seed, "layout": digest_layout(task), "frozen": digest_frozen(task)}
-    introductions = Introductions(messenger, ClientRequest(told), reading)
+    most = plan.most_examples
+    introductions = Introductions(messenger, ClientRequest(told), lambda content: Member.read(content, task, most))
     names = KnownNodes(folder.resolve().parent / KNOWN_NODES if folder is not None else None, plan.nodes)
     return Welcome(messenger, introductions, names)
 
@@ -207,16 +200,6 @@ def admits_latecomers(algorithm: Algorithm) -> bool:
     """Whether clients may join between rounds: not where noise, weights or models were set for those that began the run."""
     parts = algorithm.traits
     return algorithm.privacy is None and algorithm.personal is None and parts.solver.after_rows is None
-
-
-def what_is_new(algorithm: Algorithm) -> str | None:
-    """What nodes that do not say their version would answer otherwise than this server means it; None: nothing."""
-    parts = algorithm.traits
-    if algorithm.privacy is not None:  # other names in sums, and no coins: noise and ε would not be those of the ledger
-        return f"{type(algorithm.privacy).__name__} of this version"
-    if parts.solver.keeps is not None:  # they would begin each round with nothing kept
-        return f"{type(algorithm.solver).__name__}, whose clients keep numbers between rounds"
-    return f"{type(algorithm.personal).__name__} of this version" if algorithm.personal is not None else None
 
 
 def admit(
