@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from equipoise.core.words import cells, joined, padded
 from equipoise.privacy.accounting import epsilon_of
 from equipoise.privacy.ledger import (
     Ledger,
@@ -77,13 +78,13 @@ class DataInLedgers:
             lines = [f"{head}none (exact releases in run {', '.join(self.without_epsilon)}{noisy})"]
         else:
             lines = [f"{head}{self.epsilon:.4g} at δ = {self.delta:.4g} for the public"]
-        width = max(18, *(len(run.shown) + 2 for run in self.runs))
+        width = max(18, *(cells(run.shown) + 2 for run in self.runs))
         lines.append(f"{'run':<{width}}{'rounds':>7}{'releases':>10}{'outside ε':>11}{'ε':>10}{'ε, server':>18}")
         for run in self.runs:
             own = "none" if run.epsilon is None else f"{run.epsilon:.4g}"
             known = "" if run.epsilon_server is None else f"{run.epsilon_server:.4g}"
             known = "none" if run.epsilon is None or (run.evaluated and known == "") else known
-            row = f"{run.shown:<{width}}{run.rounds:>7}{run.releases:>10}{run.exact:>11}{own:>10}{known:>18}"
+            row = f"{padded(run.shown, width)}{run.rounds:>7}{run.releases:>10}{run.exact:>11}{own:>10}{known:>18}"
             lines.append(row.rstrip())
         if not self.data:
             lines.append('Runs of a node have the names that the server\'s federation.json gives them ("run").')
@@ -102,7 +103,7 @@ class DataInLedgers:
             lines.append("ε, server: none, because it sees exact evaluations of clients that train.")
         if any(run.hidden and run.epsilon_server is not None for run in self.runs):
             lines.append("ε, server: nodes drew by themselves whether they took part, so the server did not know the cohorts.")
-        return "\n".join(lines)
+        return joined(lines)
 
     def plain(self) -> dict[str, Any]:
         """The report as plain values; ε is None where exact releases leave none."""

@@ -19,6 +19,7 @@ from torch import nn
 from equipoise.algorithm import Algorithm
 from equipoise.core.files import locked, write_atomically
 from equipoise.core.task import Task
+from equipoise.core.words import counted
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines.flower.apps.few_updates import too_few_updates
 from equipoise.engines.flower.apps.fixed_rounds import refuse_more_rounds
@@ -40,7 +41,7 @@ from equipoise.engines.flower.apps.welcome import MoreClients, Welcome, gather
 from equipoise.engines.flower.flower_engine import Federation, Patience
 from equipoise.engines.flower.secure.crowds import check_crowd
 from equipoise.engines.flower.secure.network_rules import refuse_both_trained, refuse_on_nodes
-from equipoise.engines.flower.transport.messages import MessageContent, counted
+from equipoise.engines.flower.transport.messages import MessageContent
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
 from equipoise.errors import CheckpointError, ConfigError, EquipoiseNotice, IncompatibleParts
 from equipoise.experiment.folder import claim
