@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from equipoise.core.abilities import is_part
 from equipoise.core.files import DurableFile, make_folder, not_written, write_atomically, writing
+from equipoise.core.words import printable
 from equipoise.errors import NotWritten, ObserverFailed
 from equipoise.types import Observer, RoundReport, ServerState
 
@@ -262,18 +263,20 @@ class Progress(Observer):
         """Begin to watch a run."""
         from rich import progress
 
+        from equipoise.core.screen import Screen
+
         self._bar = self._bar or progress.Progress(
-            progress.TextColumn("{task.description}"),
+            progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(bar_width=24),
             progress.MofNCompleteColumn(),
             progress.TextColumn("{task.fields[numbers]}"),
             progress.TimeRemainingColumn(),
-            console=self._console,
+            console=self._console or Screen(),
             refresh_per_second=8,
         )
         self._rounds, self._evaluating = run.rounds, -1
         self._whom = "all" if run.setting is None or run.setting.sample is None else "a sample of the"
-        self._tasks[run.name] = self._bar.add_task(run.name, total=run.rounds, completed=run.first_round, numbers="")
+        self._tasks[run.name] = self._bar.add_task(printable(run.name), total=run.rounds, completed=run.first_round, numbers="")
         self._bar.start()
 
     def on_round(self, report: RoundReport) -> None:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 import equipoise as eq
 from equipoise.core.rng import name_keys
+from equipoise.core.screen import Screen
 from equipoise.experiment.open_runs import group_data
 from equipoise.privacy.accounting import epsilon_of
 from equipoise.privacy.common_clients import client_marks, join_data
@@ -58,7 +58,7 @@ def test_seeds_of_a_study_split_the_table_anew_and_add_up(tmp_path):
     )
     runs = read_study(tmp_path / "study.toml", (), out=tmp_path / "out")
     prepare(runs)
-    run_all(runs, workers=1, console=Console(quiet=True))
+    run_all(runs, workers=1, console=Screen(quiet=True))
     said = words_below(tmp_path / "out", group_data(tmp_path / "out"))
     assert "The 3 private runs" in said
     assert f"ε = {expected(3):.4g}" in said

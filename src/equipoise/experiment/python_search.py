@@ -16,6 +16,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.core.files import make_folder, writing
 from equipoise.core.fingerprints import without_addresses
 from equipoise.core.numbers import plain_values
+from equipoise.core.words import joined, table_lines
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import (
     ConfigError,
@@ -87,14 +88,13 @@ class Tuning:
         for number, trial in enumerate(self.trials, start=1):
             cells = [str(number), *map(_cell, trial.values.values())]
             rows.append([*cells, spread_text(trial.criterion, self.seeds), "done" if trial.criterion is not None else "failed"])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [criterion_words(self.criterion, self.at_least, self.seeds)]
-        lines += ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines += table_lines(rows)
         lines += [f"Failed: {numbers[trial_name(t.values)]}: {t.message}" for t in self.trials if t.criterion is None]
         noise = noise_words(self.trials, self.criterion, name_of=lambda values: numbers[trial_name(values)])
         lines += filter(None, (noise, self.small_clients, self.privacy))
         lines.append("Test clients took no part. Judge the best on them once, with train or compare.")
-        return "\n".join(lines)
+        return joined(lines)
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name!r}: {brief(value)}" for name, value in self.values.items())

@@ -13,7 +13,7 @@ from torch import Tensor
 from equipoise.absent_clients import absent_words
 from equipoise.algorithm import Algorithm
 from equipoise.core.version import VERSION
-from equipoise.core.words import counted
+from equipoise.core.words import counted, markdown_text
 from equipoise.metrics import summarise, summarise_metric
 from equipoise.picked_clients import picked_words
 from equipoise.privacy.drowned_sums import DROWNS, drowning_words
@@ -278,22 +278,22 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
         return f"{100 * value:.1f} %" if percent else f"{value:.4g}"
 
     def table(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-        yield f"| {escaped(content['measured'])} | clients | {' | '.join(KEYS.values())} |"
+        yield f"| {markdown_text(content['measured'])} | clients | {' | '.join(KEYS.values())} |"
         yield "|---|---:|" + "---:|" * len(KEYS)
         for name, row in rows.items():
-            yield f"| {escaped(name)} | {row['clients']} | {' | '.join(number(row[key]) for key in KEYS)} |"
+            yield f"| {markdown_text(name)} | {row['clients']} | {' | '.join(number(row[key]) for key in KEYS)} |"
 
     model, method, behind = content["model"], content["method"], content["left_behind"]
-    yield f"# Model card: {escaped(model['name'])}"
+    yield f"# Model card: {markdown_text(model['name'])}"
     yield ""
     for name, value in model.items():
         if name != "name":
-            yield f"- {name.replace('_', ' ')}: {escaped(value)}"
+            yield f"- {name.replace('_', ' ')}: {markdown_text(value)}"
     yield ""
     yield "## Data"
     yield ""
     counts = ", ".join(f"{count} {split}" for split, count in content["data"]["clients"].items())
-    yield f"{escaped(content['data']['name'])}: clients {counts}."
+    yield f"{markdown_text(content['data']['name'])}: clients {counts}."
     yield ""
     yield "## Method"
     yield ""
@@ -319,7 +319,7 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
         yield "Figures of train clients are over examples: a client counts by its number of them. Elsewhere each counts once."
         yield ""
     if content.get("not_evaluated_words"):
-        yield escaped(content["not_evaluated_words"])
+        yield markdown_text(content["not_evaluated_words"])
         yield ""
     if content["subgroups"]:
         whose = ", own models" if content["judged_on"] in shared else ""
@@ -343,7 +343,7 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
     if behind["worst_clients"]:
         few = [row["examples"] < FEW_EXAMPLES for row in behind["worst_clients"]]
         listed = ", ".join(
-            f"{escaped(row['client'])} ({number(row['error'])}{'*' * mark})"
+            f"{markdown_text(row['client'])} ({number(row['error'])}{'*' * mark})"
             for row, mark in zip(behind["worst_clients"], few, strict=True)
         )
         note = f" (* fewer than {FEW_EXAMPLES} {content['judged_on']} examples: much of this number may be chance)" * any(few)
@@ -356,7 +356,7 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "## Privacy"
     yield ""
-    yield escaped(content["privacy"])
+    yield markdown_text(content["privacy"])
     yield ""
     yield "## How it was made"
     yield ""
@@ -374,11 +374,3 @@ def _worst_words(behind: Mapping[str, Any], split: str, noun: str, worst: str) -
     if clients <= FEW_CLIENTS and split != "train":  # training clients count by their examples
         return f"Of the {clients} {kind} clients, the one that fares worst has {with_article(noun)} of {worst}. {more}"
     return f"The tenth of the {clients} {kind} clients that fares worst has a mean {noun} of {worst}. {more}"
-
-
-def escaped(text: object) -> str:
-    """Text that Markdown and HTML show as it is: names of clients come from elsewhere."""
-    plain = " ".join(str(text).split())
-    for letter in "\\`*_[]#|!":
-        plain = plain.replace(letter, f"\\{letter}")
-    return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

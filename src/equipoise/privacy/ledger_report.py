@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from equipoise.core.words import cells, joined, padded
 from equipoise.privacy.accounting import epsilon_of
 from equipoise.privacy.ledger import (
     Ledger,
@@ -79,13 +80,13 @@ class DataInLedgers:
             lines = [f"{head}none (exact releases in run {', '.join(self.without_epsilon)}{noisy})"]
         else:
             lines = [f"{head}{self.epsilon:.4g} at δ = {self.delta:.4g} for the public"]
-        width = max(18, *(len(run.shown) + 2 for run in self.runs))
+        width = max(18, *(cells(run.shown) + 2 for run in self.runs))
         lines.append(f"{'run':<{width}}{'rounds':>7}{'releases':>10}{'outside ε':>11}{'ε':>10}{'ε, server':>18}")
         for run in self.runs:
             own, known = (_shown(each, self.nominal) for each in (run.epsilon, run.epsilon_server))
             own = own or "none"
             known = "none" if run.epsilon is None or (run.evaluated and known == "") else known
-            row = f"{run.shown:<{width}}{run.rounds:>7}{run.releases:>10}{run.exact:>11}{own:>10}{known:>18}"
+            row = f"{padded(run.shown, width)}{run.rounds:>7}{run.releases:>10}{run.exact:>11}{own:>10}{known:>18}"
             lines.append(row.rstrip())
         if not self.data:
             lines.append('Runs of a node have the names that the server\'s federation.json gives them ("run").')
@@ -104,7 +105,7 @@ class DataInLedgers:
             lines.append("ε, server: none, because it sees exact evaluations of clients that train.")
         if any(run.hidden and run.epsilon_server is not None for run in self.runs):
             lines.append("ε, server: nodes drew by themselves whether they took part, so the server did not know the cohorts.")
-        return "\n".join(lines)
+        return joined(lines)
 
     def plain(self) -> dict[str, Any]:
         """The report as plain values; ε is None where exact releases leave none."""

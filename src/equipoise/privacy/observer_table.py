@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from equipoise.core.words import joined, table_lines
 from equipoise.errors import InvalidParameter, require_integer
 from equipoise.privacy.accounting import NOMINAL, Method, epsilon_of, gaussian_epsilon
 from equipoise.privacy.ledger import Tally, compose, pack_sampling, unpack_sampling, with_fewer_shares
@@ -101,9 +102,7 @@ class PrivacyTable:
         title = "Privacy by observer" + (f", at δ = {self.delta:.4g}" if self.delta is not None else "")
         head = ("observer", "ε", "neighbours differ by", "because" if all(r.epsilon is None for r in self.rows) else "assuming")
         lines = [head, *((row.observer, row.shown, row.adjacency, row.assumes) for row in self.rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(3)]
-        texts = ["  ".join([*(c.ljust(w) for c, w in zip(line, widths, strict=False)), line[3]]).rstrip() for line in lines]
-        return "\n".join([title, *texts, *self.notes])
+        return joined([title, *table_lines(lines), *self.notes])
 
     def plain(self) -> dict[str, Any]:
         """The table as plain values, for JSON; an infinite number is None."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from equipoise import sampling
 from equipoise.core.abilities import read
+from equipoise.core.words import cells, joined, padded, table_lines
 from equipoise.errors import InvalidParameter, nearest_name
 from equipoise.metrics import Interval
 from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of
@@ -234,14 +235,12 @@ class Differences:
             shown, between = difference_text(row, digits, factor), interval_text(row, digits, factor)
             return f"{shown:>18}  {between:<19}{lower_words(row):<16}"
 
-        width = max(map(len, ("method", *(row.method for row in self.rows))))
+        width = max(map(cells, ("method", *(row.method for row in self.rows))))
         heads = f"{'method':<{width}}{'difference':>18}  {'95 % interval':<19}{'seeds':<16}"
         columns = [["verdict", *(row.verdict_words for row in self.rows)]]
         columns += [[other.figure, *(row.verdict_words for row in other)] for other in others]
-        widths = [max(map(len, column)) for column in columns]
-        said = ["  ".join(map(str.ljust, words, widths)).rstrip() for words in zip(*columns, strict=True)]
-        left = [heads, *(f"{row.method:<{width}}{texts(row)}" for row in self.rows)]
-        return [f"{shown}{words}" for shown, words in zip(left, said, strict=True)]
+        left = [heads, *(f"{padded(row.method, width)}{texts(row)}" for row in self.rows)]
+        return [f"{shown}{words}" for shown, words in zip(left, table_lines([*zip(*columns, strict=True)]), strict=True)]
 
     def short(self, digits: int = 3, factor: float = 1.0, others: Sequence[Differences] = ()) -> list[str]:
         """The rows under a short title and above a line on what the interval covers, for below a table of methods.
@@ -260,7 +259,7 @@ class Differences:
         seeds = max((row.seeds for row in self.rows), default=0)
         over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
         title = f"Paired differences from {self.baseline}: {self.figure} of the {self.what}, seed by seed, {over}"
-        return "\n".join([title, *self.lines(), " ".join(filter(None, (RULE, self._covered())))])
+        return joined([title, *self.lines(), " ".join(filter(None, (RULE, self._covered())))])
 
     def _covered(self, figures: int = 1) -> str:
         """What the intervals cover, that they are not corrected for several comparisons, and which cohorts differ."""

@@ -19,6 +19,7 @@ from torch import nn
 from equipoise.algorithm import Algorithm
 from equipoise.core.files import locked, write_atomically
 from equipoise.core.task import Task
+from equipoise.core.words import counted
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines.flower.apps.few_updates import too_few_updates
 from equipoise.engines.flower.apps.fixed_rounds import refuse_more_rounds
