@@ -41,7 +41,6 @@ from equipoise.engines.flower.apps.welcome import MoreClients, Welcome, gather
 from equipoise.engines.flower.flower_engine import Federation, Patience
 from equipoise.engines.flower.secure.crowds import check_crowd
 from equipoise.engines.flower.secure.network_rules import refuse_both_trained, refuse_on_nodes
-from equipoise.engines.flower.transport.messages import counted
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
 from equipoise.errors import CheckpointError, ConfigError, EquipoiseNotice, IncompatibleParts
 from equipoise.experiment.folder import claim
