@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from equipoise.aggregators import WeightedMean
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import is_part, solver_traits
 from equipoise.core.carried import join_model, move_model
@@ -19,6 +18,8 @@ from equipoise.observers import Evaluation, Run
 from equipoise.runs.setup import EngineChoice, set_up
 from equipoise.solvers.prepared import GRADIENT
 from equipoise.types import Cohort, Engine, LocalSolver, Observer
+
+_AT_ONCE = 2**24  # numbers of gradients that are held together
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,21 @@ def dissimilarity_of(engine: Engine, params: Tensor, alpha: Tensor, data: Federa
         benign = torch.tensor([name not in data.malicious for name in data.train.ids])
         require(bool(benign.any()), "data", "must have benign clients", f"{len(benign)} malicious ones")
         cohort = cohort.take(benign)
-    weights = cohort.weights / cohort.weights.sum()
-    work = engine.summed_update(params, cohort, GRADIENT, weights, WeightedMean())
-    mean_square, square_mean = float(weights @ work.sq_norms.to(weights)), float(work.update.double().square().sum())
-    ratio = math.sqrt(mean_square / square_mean) if square_mean > 0 else (math.inf if mean_square > 0 else 1.0)
-    return Dissimilarity(max(0.0, mean_square - square_mean), max(1.0, ratio))
+    cohort = cohort.take(cohort.weights > 0)
+    # Around the mean so far (Welford): E‖g‖² − ‖E g‖² would have no correct digit where gradients are nearly equal.
+    mass, mean, variance = 0.0, torch.zeros(()), 0.0
+    for places in torch.split(torch.arange(len(cohort)), max(1, _AT_ONCE // len(params))):
+        part = cohort.take(places)
+        updates = engine.updates(params, part, GRADIENT).update.double()
+        weights = (part.weights / cohort.weights.sum()).to(updates)
+        more, centre = float(weights.sum()), weights @ updates / weights.sum()
+        mass += more
+        variance += float(weights @ (updates - centre).square().sum(1))
+        variance += float((centre - mean).square().sum()) * more * (mass - more) / mass
+        mean = mean + (centre - mean) * more / mass
+    square = float(mean.square().sum())
+    ratio = math.sqrt(1 + variance / square) if square > 0 else (1.0 if variance == 0 else math.inf)
+    return Dissimilarity(variance, ratio)
 
 
 def dissimilarity(

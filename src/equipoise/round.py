@@ -21,7 +21,7 @@ from equipoise.core import rng
 from equipoise.core.abilities import named_part, solver_traits
 from equipoise.core.equality import same_part
 from equipoise.core.grouping import grouped
-from equipoise.core.numbers import are_weights, numbers
+from equipoise.core.numbers import are_weights, has_weight, numbers
 from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet
 from equipoise.errors import Diverged, InvalidParameter
@@ -255,10 +255,10 @@ def make_plan(run: RunInRound, losses: Tensor | None) -> Planned:
     values = numbers(risk.weights)
     if run.algorithm.traits.counts_steps:
         values = weights_of_steps(run, cohort, run.solver, values)
-    if cohort.effort is None and values.min(initial=1.0) > 0:  # the usual case: nobody to pick out
+    chosen = has_weight(values)  # the others are not trained: that is where the tail's speed comes from
+    if cohort.effort is None and chosen.all():  # the usual case: nobody to pick out
         kept, workers, worker_losses, dropped = values, cohort, losses, 0
     else:
-        chosen = values > 0  # the others are not trained: that is where the tail's speed comes from
         lost = chosen & (cohort.effort.numpy() == 0) if cohort.effort is not None else np.zeros_like(chosen)
         places = torch.from_numpy(np.flatnonzero(chosen & ~lost))
         kept, workers, dropped = values[places.numpy()], cohort.take(places), int(lost.sum())

@@ -14,6 +14,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.client_table import ClientTable, own_models_worse, weights_in_means
 from equipoise.core.error_names import error_words
 from equipoise.core.words import counted
+from equipoise.errors import IncompatibleParts
 from equipoise.few_clients import few_clients_words
 from equipoise.metrics import summarise
 from equipoise.observers import History
@@ -82,6 +83,14 @@ class RunRecord:
     def protects_clients(self) -> bool:
         """Whether the run protects single clients, by secure sums or differential privacy: pages and cards name none then."""
         return self.algorithm.privacy is not None or self.epsilon is not None
+
+    @property
+    def cohorts(self) -> list[tuple[str, ...]]:
+        """The ids of the clients that were drawn in each round, in order; secret where single clients are protected."""
+        if self.protects_clients:
+            why = "Who took part is secret: the run protects single clients, by secure sums or differential privacy."
+            raise IncompatibleParts(why, "How many took part in each round is in history.rounds.")
+        return [report.clients or () for report in self.history.rounds]
 
     @property
     def knows_unseen(self) -> bool:

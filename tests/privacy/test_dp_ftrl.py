@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import equipoise as eq
 from equipoise import aggregators, privacy, risk, sampling
 from equipoise.data.federated_data import FederatedData
-from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
+from equipoise.errors import CheckpointError, EquipoiseNotice, IncompatibleParts, InvalidParameter
 from equipoise.experiment import catalog
 from equipoise.privacy import correlated_noise as cn
 from equipoise.privacy.accounting import gaussian_epsilon
@@ -52,32 +52,52 @@ def test_banded_noise_round_by_round_is_that_of_the_dense_inverse(rest, first, r
 
 
 def test_sensitivity_of_bands_by_hand():
-    # (1, ½), rounds 2 apart, T = 4: two columns of norm² 1.25 that share no row, 2.5. In 3 rounds: ⌈3/2⌉ = 2. In one: 1.
+    # (1, ½), rounds 2 apart, T = 4: two columns of norm² 1.25 that share no row, 2.5. In 3 rounds the end of the run cuts
+    # the second one off: 1.25 + 1. In one: 1.
     banded = cn.Banded((1.0, 0.5))
-    for rounds, squared in ((4, 2.5), (3, 2.5), (2, 1.25), (1, 1.0)):
+    for rounds, squared in ((4, 2.5), (3, 2.25), (2, 1.25), (1, 1.0)):
         assert banded.sensitivity(rounds, separation=2, participations=9) ** 2 == pytest.approx(squared)
     assert banded.sensitivity(4, separation=2, participations=9) == pytest.approx(
         cn.banded_sensitivity(cn.toeplitz_matrix(banded.coefficients(4)), separation=2, participations=2)
     )
     with pytest.raises(InvalidParameter, match="number of bands, 2"):
         banded.sensitivity(4, separation=1, participations=2)
+    for wrong in ({"rounds": 0}, {"participations": 0}):
+        with pytest.raises(InvalidParameter, match=next(iter(wrong))):
+            banded.sensitivity(**{"rounds": 4, "separation": 2, "participations": 2, **wrong})
 
 
-@pytest.mark.parametrize(("matrix", "sens"), [({}, 2**0.5), (BLT, None), (BANDED, (2 * (1 + 0.25 + 0.0625)) ** 0.5)])
-def test_rounds_add_the_noise_of_the_matrix(matrix, sens):
+@pytest.mark.parametrize(
+    ("matrix", "rounds", "squared"),
+    [({}, 6, 2), (BLT, 6, None), (BANDED, 6, 2 * 1.3125), (BANDED, 7, 2 * 1.3125 + 1), (BANDED, 5, 1.3125 + 1.25)],
+)
+def test_rounds_add_the_noise_of_the_matrix(matrix, rounds, squared):
     """Updates of at most 1e-9 in noise of 1: the model after T rounds is the sum of the noise over the clients per round."""
-    part, rounds = private(1e9, clip=1e-9, noise_seed=0, **matrix), 6
+    part = private(1e9, clip=1e-9, noise_seed=0, **matrix)
     result = trained(part, rounds)
     algorithm = result.algorithm
     plan = part.protect(algorithm, RunSize(12, 4, rounds, 15, 0, tuple(DATA.train.ids))).noise
-    found = part.matrix.sensitivity(rounds, separation=3, participations=2)
+    found = part.matrix.sensitivity(rounds, separation=3, participations=-(-rounds // 3))
     assert plan.sensitivity == found
-    if sens is not None:
-        assert found == pytest.approx(sens)
+    if squared is not None:
+        assert found**2 == pytest.approx(squared)
     z = torch.stack([plan.gaussian("update", t, 15) for t in range(rounds)]) * found
     inverse = cn.inverse_coefficients(part.matrix.coefficients(rounds))
     wanted = cn.correlated_noise(inverse, z).sum(0) / 4
     assert torch.allclose(result.params, wanted, atol=1e-7)
+
+
+@pytest.mark.parametrize("source", ["seeded", "system"])
+@pytest.mark.parametrize("matrix", [BLT, BANDED], ids=["BLT", "banded"])
+def test_a_run_keeps_the_number_of_rounds_that_its_noise_is_for(matrix, source, tmp_path):
+    """One more round would be one more participation, which the noise of the rounds before does not hide."""
+    part, path = private(source=source, **matrix), tmp_path / "run.ckpt"
+    trained(part, rounds=6, checkpoint=path)
+    before = path.read_bytes()
+    for rounds in (7, 9):
+        with pytest.raises(CheckpointError, match=f"planned for 6 rounds, here for {rounds}"):
+            trained(part, rounds=rounds, checkpoint=path)
+    assert path.read_bytes() == before
 
 
 def test_without_correlation_it_is_the_server_view_of_independent_noise():

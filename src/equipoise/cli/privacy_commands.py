@@ -241,11 +241,8 @@ def _audit_sum(
     from equipoise.privacy.accounting import epsilon_of
     from equipoise.privacy.audit import audit as run_audit
     from equipoise.privacy.audit import gaussian_sum_scores
-    from equipoise.privacy.releases import CohortEvent, PoissonSampling, Release
 
-    claimed = epsilon
-    if claimed is None:
-        claimed = epsilon_of([(CohortEvent((Release("update", noise),), PoissonSampling(rate)), rounds)], delta)
+    claimed = epsilon_of([(noise, rate, rounds)], delta) if epsilon is None else epsilon
     scores = gaussian_sum_scores(noise_multiplier=noise, sampling_rate=rate, rounds=rounds)
     result = run_audit(scores, delta=delta, runs=runs, seed=seed, confidence=confidence)
     refuted = result.exceeds(claimed)

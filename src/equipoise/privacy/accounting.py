@@ -38,10 +38,12 @@ from equipoise.privacy.releases import (
     CohortEvent,
     FixedSampling,
     NoSampling,
+    PlainRounds,
     PoissonSampling,
     Release,
     Sampling,
     check_delta,
+    counted,
     fold,
     sampling_of,
 )
@@ -54,15 +56,14 @@ _SMALLEST_PLD_DELTA = 1e-13  # dp-accounting cuts tails of mass 1e-15 off each c
 
 # --------------------------------------------------------------------------------------------------------------- what it costs
 
-Events = Sequence[CohortEvent | tuple[CohortEvent, int]]
+Events = Sequence[CohortEvent | tuple[CohortEvent, int] | PlainRounds]
 _Tally = tuple[tuple[float, Sampling, int], ...]  # (folded multiplier, sampling, how often), each kind once
 
 
 def _tally(events: Events) -> _Tally:
     counts: Counter[tuple[float, Sampling]] = Counter()
-    for item in events:
-        event, count = (item, 1) if isinstance(item, CohortEvent) else item
-        require_integer("count", count, 0)
+    for event, count in map(counted, events):
+        require_integer("rounds", count, 0)
         everyone = isinstance(event.sampling, PoissonSampling) and event.sampling.rate == 1
         counts[event.multiplier, NoSampling() if everyone else event.sampling] += count
     if len({type(sampling) for _, sampling in counts} - {NoSampling}) > 1:
@@ -177,19 +178,22 @@ def _epsilon(tally: _Tally, delta: float, method: Method, rough: bool = False) -
 
 
 def epsilon_of(events: Events, delta: float, *, method: Method | None = None) -> float:
-    """ε at `delta` of all events together, each a `CohortEvent` or a pair (event, how often); for those not told the cohorts.
+    """ε at `delta` of all rounds together, for those not told the cohorts.
+
+    `events` are triples (noise multiplier, sampling, rounds). The sampling is the rate of Poisson cohorts, a pair (cohort,
+    population) of fixed sizes, or None for everyone in every round. What a round releases besides comes from the same cohort:
+    give its multipliers together, as ((quantile, update), sampling, rounds). The noise of a multiplier z has the standard
+    deviation z · clip on the sum, and z · 2 · clip where cohorts have a fixed size. `CohortEvent`s of `privacy.releases` and
+    pairs (event, how often) are taken, too.
 
     `method` is "pld" (privacy loss distributions) or "rdp" (Rényi divergences); both bound ε from above, PLD more tightly.
     None: PLD, but RDP for cohorts of fixed size, which PLD does not know, and for δ below 1e-13. For cohorts of fixed size ε
     is the smaller of the bounds with and without amplification by sampling: both hold.
 
-    `events` are releases about cohorts, such as one `CohortEvent` for each kind of round.
-
     Source: the accountants of dp-accounting (PLD: Koskela, Jälkö, Honkela 2020; RDP: Mironov 2017).
 
-    >>> from equipoise.privacy.releases import CohortEvent, NoSampling, Release
-    >>> event = CohortEvent((Release("update", 1.0),), NoSampling())  # a Gaussian with noise multiplier 1
-    >>> round(epsilon_of([event], delta=0.126937), 2)  # δ = Φ(½ − ε) − e^ε Φ(−½ − ε) = 0.3085 − 2.718 · 0.0668 at ε = 1
+    >>> once = [(1.0, None, 1)]  # one Gaussian with noise multiplier 1
+    >>> round(epsilon_of(once, delta=0.126937), 2)  # δ = Φ(½ − ε) − e^ε Φ(−½ − ε) = 0.3085 − 2.718 · 0.0668 at ε = 1
     1.0
     """
     check_delta(delta)

@@ -38,6 +38,7 @@ class DPFTRL:
 
     The whole run is one Gaussian release with the multiplier z, so ε is the same after the first round as after the last. z
     is the least within `epsilon` at `delta`, or `noise_multiplier`. Neighbours differ by one client's contributions zeroed.
+    The noise is made for the number of rounds: such a run gets no more of them, not even by a checkpoint.
     The server is trusted; it adds the noise. It works only with risk.Mean() and plain sums, because a tail's quantile would
     be a second release. It works with any server optimiser, as post-processing.
 

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from equipoise.core.files import locked, make_folder, remove_unfinished, write_atomically, writing
-from equipoise.core.fingerprints import without_addresses
 from equipoise.core.tensor_files import read_tensor_file, tensor_file_bytes
 from equipoise.errors import CheckpointError, Diverged, NotWritten, notify, require
 from equipoise.observers import EvaluationPoint, History
@@ -338,27 +337,18 @@ def numbered(saving: Checkpoints | None, number: int) -> Checkpoints | None:
     return Checkpoints(path.with_name(f"{path.stem}-{number}{path.suffix}"), every=saving.every)
 
 
-def checkpoint_of(saving: Checkpoints, method: str, algorithm: Any, seed: int) -> Checkpoints:
+def checkpoint_of(saving: Checkpoints, method: str, seed: int) -> Checkpoints:
     """The checkpoint of a run of a comparison: beside the given file, named by method and seed.
 
-    A name with characters that files should not have is shortened, and a few digits of its hash tell it from others. Files of
-    earlier versions were numbered; one of them that holds this run is gone on with.
+    A name with characters that files should not have is shortened, and a few digits of its hash tell it from others.
 
-    >>> checkpoint_of(Checkpoints("c.ckpt"), "FedAvg", None, 3).path.name
+    >>> checkpoint_of(Checkpoints("c.ckpt"), "FedAvg", 3).path.name
     'c-FedAvg-seed3.ckpt'
-    >>> checkpoint_of(Checkpoints("c.ckpt"), "a/b", None, 0).path.name
+    >>> checkpoint_of(Checkpoints("c.ckpt"), "a/b", 0).path.name
     'c-a-b-6d959c-seed0.ckpt'
     """
     plain = re.sub(r"[^A-Za-z0-9._+=]+", "-", method).strip("-.")[:40]
     if plain != method:
         plain = f"{plain}-{hashlib.blake2b(method.encode(), digest_size=3).hexdigest()}".lstrip("-")
     path = saving.path
-    named = path.with_name(f"{path.stem}-{plain}-seed{seed}{path.suffix}")
-    number = 1
-    while not named.exists() and (old := numbered(saving, number)) is not None and old.path.exists():
-        (first, *others) = read_checkpoint(old.path).runs
-        wanted = {"seed": str(seed), "algorithm": without_addresses(repr(algorithm))}
-        if not others and all(first.identity.get(key) == value for key, value in wanted.items()):
-            return old
-        number += 1
-    return Checkpoints(named, every=saving.every)
+    return Checkpoints(path.with_name(f"{path.stem}-{plain}-seed{seed}{path.suffix}"), every=saving.every)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def copied(part: Any) -> Any:
-    """A copy of a part; the part itself if it holds what cannot be copied."""
+    """A copy of a part or value; the thing itself if it holds what cannot be copied, such as an open file."""
     try:
         return copy.deepcopy(part)
     except Exception:
@@ -27,5 +27,5 @@ def or_none(call: Callable[[], Any]) -> Any:
 
 def close(found: Tensor, expected: Tensor, tolerance: float = 1e-6) -> bool:
     """Whether two tensors have one shape and differ by at most `tolerance` times max(1, largest expected number)."""
-    scale = max(1.0, float(expected.abs().max()))
-    return found.shape == expected.shape and bool(((found - expected).abs() <= tolerance * scale).all())
+    scale = max(1.0, float(expected.abs().max()) if expected.numel() else 1.0)
+    return found.shape == expected.shape and bool(((found.double() - expected.double()).abs() <= tolerance * scale).all())
