@@ -108,7 +108,7 @@ class Setting:
         protection = Unprotected(algorithm, self.data.train, self.rounds)
         return replace(self, algorithm=algorithm, protection=protection, name=name)
 
-    @property
+    @cached_property
     def noise(self) -> NoisePlan | None:
         """The plan of the run's noise; None without differential privacy."""
         plan: NoisePlan | None = vars(self.protection).get("noise")
