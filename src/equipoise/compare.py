@@ -297,7 +297,7 @@ def compare(
                 refuse_unfit_methods(methods, start, seeded, seed, options)
             version = "" if seeded is data else seeded.fingerprint  # seeds may have data of their own
             for name, algorithm in methods.items():
-                file = None if saving is None else checkpoint_of(saving, name, algorithm, seed)
+                file = None if saving is None else checkpoint_of(saving, name, seed)
                 try:
                     run = train(start, seeded, algorithm, seed=seed, name=name, checkpoint=file, **options)
                 except Exception as failure:  # also of a part of the user's own

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from equipoise.core.plain_text import parse_json
+
 if TYPE_CHECKING:
     from equipoise.engines.flower.flower_internals import Registry
     from equipoise.engines.flower.operate.kits import Kit
@@ -230,7 +232,7 @@ def run(
 def silent_superlink(out: str, error: str) -> str:
     """What to say if the SuperLink does not list its runs. Flower answers in JSON, of which the message is shown."""
     try:
-        said = str(json.loads(out)["error-message"])
+        said = str(parse_json(out)["error-message"])
     except (ValueError, KeyError, TypeError):
         said = f"{out[-500:]}{error[-500:]}"
     said = " ".join(said.split()).rstrip(".")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,18 @@ DEEPEST = 50  # lists and tables inside each other
 TOO_DEEP = f"it has more than {DEEPEST} lists or tables inside each other"
 
 
-def parse_json(source: Path | str | bytes, *, finite: bool = True) -> Any:
-    """The value of a JSON text, or of a file. Unless it is to be `finite`, numbers may be NaN or infinite, as Python writes them.
+def parse_json(source: Path | str | bytes, *, finite: bool = False) -> Any:
+    """The value of a JSON text, or of a file; with `finite`, NaN and infinite numbers, as Python writes them, are refused.
 
-    >>> parse_json('{"rounds": 3}'), parse_json("[NaN]", finite=False)
+    >>> parse_json('{"rounds": 3}'), parse_json("[NaN]")
     ({'rounds': 3}, [nan])
     """
     try:
-        return _checked(json.loads(_content(source)), finite=finite)
+        return _checked(json.loads(content_of(source) if isinstance(source, Path) else source), finite=finite)
     except RecursionError as failure:
         raise ValueError(TOO_DEEP) from failure
+    except json.JSONDecodeError as failure:
+        raise ValueError(f"it is not valid JSON: {failure}") from failure
 
 
 def parse_toml(source: Path | str | bytes) -> dict[str, Any]:
@@ -33,22 +36,47 @@ def parse_toml(source: Path | str | bytes) -> dict[str, Any]:
     >>> parse_toml("rounds = 3")
     {'rounds': 3}
     """
-    content = _content(source)
+    content = content_of(source) if isinstance(source, Path) else source
     try:
         tables = tomllib.loads(content if isinstance(content, str) else content.decode("utf-8-sig"))
     except RecursionError as failure:
         raise ValueError(TOO_DEEP) from failure
+    except UnicodeDecodeError as failure:
+        raise ValueError(f"it is not a text in UTF-8: {failure}") from failure
+    except tomllib.TOMLDecodeError as failure:
+        raise ValueError(f"it is not valid TOML: {failure}") from failure
     _checked(tables, finite=False)
     return tables
 
 
-def _content(source: Path | str | bytes) -> str | bytes:
-    """The text that is given, or that of a file. A device or a pipe, which may never end, is none."""
-    if not isinstance(source, Path):
-        return source
-    if source.exists() and not source.is_file():
-        raise OSError(f"{source} is no plain file")
-    return source.read_bytes()
+def made_of(kind: Any, values: Any) -> Any:
+    """A value of a type, such as a dataclass, of what was parsed; a ValueError names the first entry that does not fit.
+
+    >>> made_of(tuple[int, ...], [1, 2])
+    (1, 2)
+    """
+    from pydantic import ValidationError
+
+    try:
+        return _adapter(kind).validate_python(values)
+    except ValidationError as failure:
+        first = failure.errors()[0]
+        where = ".".join(str(step) for step in first["loc"])
+        raise ValueError(f"it is damaged at {where or 'its top'}: {first['msg']}") from None
+
+
+@cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def content_of(path: Path) -> bytes:
+    """The content of a plain file; a device or a pipe, which may never end, is refused."""
+    if path.exists() and not path.is_file():
+        raise OSError("it is no plain file")
+    return path.read_bytes()
 
 
 def _checked(value: Any, *, finite: bool) -> Any:

@@ -200,7 +200,9 @@ class CheckedSources(MetaPathFinder):
         """Whether a module of Python, or an installed one, has the name of an admitted file: it is meant then."""
         found = (finder.find_spec(top, None) for finder in sys.meta_path if finder is not self)
         origin = next((str(spec.origin) for spec in found if spec is not None and spec.loader is not None), None)
-        return top in sys.stdlib_module_names or (origin is not None and Path(origin).resolve() != self.files[top].path.resolve())
+        return top in sys.stdlib_module_names or (
+            origin is not None and Path(origin).resolve() != self.files[top].path.resolve()
+        )
 
 
 class CheckedLoader(ExecutionLoader):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from equipoise.core.files import config_folder, locked, write_atomically
 from equipoise.core.plain_text import parse_toml
-from equipoise.errors import ConfigError, NotWritten, Reading
+from equipoise.errors import ConfigError, FileGuard, NotWritten
 from equipoise.experiment import toml
 
 Pair = tuple[str, str]  # the real path of a folder, and the SHA-256 of all code in it
@@ -38,7 +38,7 @@ class CodeFolder:
     def read(cls, folder: Path) -> CodeFolder:
         """The code in a folder now; each file is read once."""
         root, sources = folder.resolve(), {}
-        with Reading(root, ConfigError, cure="Make its code readable, or begin a new run."):
+        with FileGuard(root, ConfigError, cure="Make its code readable, or begin a new run."):
             for place, packages, names in os.walk(root):
                 packages[:] = sorted(name for name in packages if Path(place, name, INIT).is_file())
                 for file in (Path(place, name) for name in sorted(names) if name.endswith(".py")):
@@ -70,7 +70,7 @@ def list_path() -> Path:
 def trusted_pairs() -> set[Pair]:
     """All pairs of the list; none if there is no list."""
     path = list_path()
-    with Reading(path, ConfigError, cure="It is your list of trusted code: repair or delete it."):
+    with FileGuard(path, ConfigError, cure="It is your list of trusted code: repair or delete it."):
         try:
             table = parse_toml(path)
         except (FileNotFoundError, NotADirectoryError):
