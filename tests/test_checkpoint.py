@@ -1,5 +1,6 @@
 """A run that stops and goes on ends as if it had never stopped."""
 
+import re
 from dataclasses import dataclass
 
 import hypothesis.strategies as st
@@ -173,18 +174,17 @@ def test_a_state_is_read_by_the_module_that_its_class_was_in_before():
         assert unpacked({"class": path, "fields": fields}, {}, CPU) == RunSize(3, 2, 1, 4, 0)
 
 
-def test_a_checkpoint_of_a_model_with_dropout_from_before_is_refused_by_name(tmp_path, ragged):
-    """Version 0.1 drew other masks. Models without dropout go on."""
-    for layers, refused in (([nn.Dropout(0.5)], True), ([], False)):
-        model, path = nn.Sequential(nn.Linear(4, 3), *layers), tmp_path / f"{refused}.safetensors"
-        options = {"clients_per_round": 2, "checkpoint": path, "progress": False}
-        eq.train(model, ragged, rounds=1, **options)
+def test_a_checkpoint_that_lacks_a_mark_of_its_run_is_refused_by_the_name_of_it(tmp_path, ragged):
+    data, path = eq.attacks.apply(ragged, eq.attacks.Backdoor(patch=1, boost=None)), tmp_path / "run.ckpt"
+    model, options = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)), {"clients_per_round": 4, "progress": False}
+    eq.train(model, data, rounds=1, checkpoint=path, **options)
+    whole = path.read_bytes()
+    marks = [name for name in read_checkpoint(path).runs[0].identity if name != "loss's constants"]
+    assert {"dropout", "attack", "seed", "data"} <= set(marks)
+    for mark in marks:
+        path.write_bytes(whole)
         saved = read_checkpoint(path)
-        assert ("dropout" in saved.runs[0].identity) == refused
-        saved.runs[0].identity.pop("dropout", None)
+        del saved.runs[0].identity[mark]
         path.write_bytes(saved.bytes())
-        if refused:
-            with pytest.raises(CheckpointError, match="the model has dropout, whose masks were drawn by torch's generator"):
-                eq.train(model, ragged, rounds=2, **options)
-        else:
-            eq.train(model, ragged, rounds=2, **options)
+        with pytest.raises(CheckpointError, match=f"does not say the {re.escape(mark)} of its run"):
+            eq.train(model, data, rounds=2, checkpoint=path, **options)

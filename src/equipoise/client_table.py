@@ -16,10 +16,11 @@ from torch import Tensor
 from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import engine_traits
 from equipoise.core.files import write_atomically
+from equipoise.core.plain_text import parse_json
 from equipoise.core.words import joined, table_lines
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
-from equipoise.errors import InvalidParameter, require_integer
+from equipoise.errors import FileGuard, InvalidData, InvalidParameter, require_integer
 from equipoise.metrics import (
     Interval,
     Summary,
@@ -351,16 +352,29 @@ class ClientTable:
 
     @classmethod
     def from_parquet(cls, path: str | Path | io.BytesIO) -> ClientTable:
-        """The rows of a Parquet file that `to_parquet` wrote, or of its content."""
+        """The rows of a Parquet file that `to_parquet` wrote, or of its content; anything else is refused."""
+        named = "The table of clients" if isinstance(path, io.BytesIO) else path
+        with FileGuard(named, InvalidData):
+            return cls._read(path, path.getbuffer().nbytes if isinstance(path, io.BytesIO) else Path(path).stat().st_size)
+
+    @classmethod
+    def _read(cls, path: str | Path | io.BytesIO, size: int) -> ClientTable:
         import pyarrow.parquet
 
-        schema = pyarrow.parquet.read_schema(path)
-        stored, about = set(schema.names), json.loads((schema.metadata or {}).get(METRICS.encode(), b"{}"))
-        higher: dict[str, bool] = about.get("higher_is_better", {})
-        own = [f"{PERSONAL}{name}" for name in higher if f"{PERSONAL}{name}" in stored]
-        names = [name for name in COLUMNS + OPTIONAL if name in COLUMNS or name in stored]
-        named: list[str] = about.get("attributes", [])
-        table = pyarrow.parquet.read_table(path, columns=[*names, *higher, *own, *named]).to_pydict()
+        with pyarrow.parquet.ParquetFile(path) as file:
+            if not 0 <= file.metadata.num_rows <= size:  # each row has a client of its own
+                raise ValueError(f"it has {size} bytes, but says that they are {file.metadata.num_rows} rows")
+            schema = file.schema_arrow
+            stored, about = set(schema.names), parse_json((schema.metadata or {}).get(METRICS.encode(), b"{}"))
+            higher: dict[str, bool] = about.get("higher_is_better", {})
+            own = [f"{PERSONAL}{name}" for name in higher if f"{PERSONAL}{name}" in stored]
+            names = [name for name in COLUMNS + OPTIONAL if name in COLUMNS or name in stored]
+            named: list[str] = about.get("attributes", [])
+            table = file.read(columns=[*names, *higher, *own, *named]).to_pydict()
+        if not all(isinstance(text, str) for name in ("client", "split", *named) for text in table[name]):
+            raise ValueError("a client, a split or an attribute is no text")
+        if strange := set(table["split"]) - {"train", "validation", "test"}:
+            raise ValueError(f"it has the split {min(strange)!r}")
         kinds = {"seen": torch.bool, "malicious": torch.bool, "size": torch.int64}
         tensors = {
             name: torch.tensor(table[name], dtype=kinds.get(name, torch.float64)) for name in (*names[2:], *higher, *own)

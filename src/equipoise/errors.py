@@ -151,6 +151,38 @@ class ObserverFailed(EquipoiseError, RuntimeError):
     """An observer raised an error; the message names the observer, and the cause is the original error."""
 
 
+class FileGuard:
+    """Inside, whatever is wrong with a file becomes one error: its path, what it is not, the reason, and the cure.
+
+    An error of that class which names the path already stays as it is.
+
+    >>> with FileGuard("model.json", ConfigError, "is damaged", "Copy it again."):
+    ...     {}["files"]
+    Traceback (most recent call last):
+    equipoise.errors.ConfigError: model.json is damaged: 'files' is missing. Copy it again.
+    """
+
+    def __init__(self, path: object, error: type[EquipoiseError], what: str = "cannot be read", cure: str = "") -> None:
+        self.path, self.error, self.what, self.cure = path, error, what, cure
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, failure: BaseException | None, trace: object) -> None:
+        known = isinstance(failure, NotWritten) or (isinstance(failure, self.error) and str(self.path) in str(failure))
+        if isinstance(failure, Exception) and not known:
+            said = f"{self.what}: {_reason(failure).removeprefix(f'{self.path} ')}"
+            said = "does not exist" if isinstance(failure, FileNotFoundError) else said
+            raise self.error(f"{self.path} {said}. {self.cure}".rstrip()) from failure
+
+
+def _reason(failure: Exception) -> str:
+    """Why a file could not be read, without a full stop."""
+    if isinstance(failure, KeyError):
+        return f"{failure} is missing"
+    text = WRITTEN.sub("", str((isinstance(failure, OSError) and failure.strerror) or failure)).strip()
+    return (text.splitlines() or [type(failure).__name__])[0].rstrip(".")
+
+
 class EquipoiseNotice(UserWarning):
     """Something the user should know once, such as a slower engine being used."""
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import refuse_misspelt
 from equipoise.core.per_example_losses import PerExample
-from equipoise.errors import Diverged, ObserverFailed, is_integer, notify, require
+from equipoise.errors import CheckpointError, Diverged, FileGuard, ObserverFailed, is_integer, notify, require
 from equipoise.observers import History, Observers, Progress, Run, hears_something, show_progress
 from equipoise.privacy.common_clients import client_marks
 from equipoise.privacy.ledger import Ledger
@@ -331,18 +331,19 @@ def start_or_resume(
     if saved is None:
         return [RunUnderWay.begin(setting, saving.rows, saving.solver_rows) for setting in settings], 0.0
     runs = []
-    for setting, each in zip(settings, saved.runs, strict=True):
-        start = setting.first_model if each.start is None else each.start
-        if setting.personal is not None:
-            setting.personal.resume(start, each.state.personal, saving.rows)
-        if setting.kept is not None:
-            setting.kept.resume(each.state.kept, saving.solver_rows)
-        setting.protection.resume(each.state.privacy, each.state.round)
-        kept = start if setting.keeps_rows else None
-        runs.append(RunUnderWay(setting, each.state, each.history, start=kept, stop=each.stop or StopState()))
-        if each.failure is not None:
-            runs[-1].fail(each.failure)
-    measured = settings[0].engine_traits.measured
-    if saved.choice and measured is not None:  # another choice would change the last bits
-        measured.use(saved.choice)
+    with FileGuard(saving.path, CheckpointError, "does not fit this run", "Delete it to start anew."):
+        for setting, each in zip(settings, saved.runs, strict=True):
+            start = setting.first_model if each.start is None else each.start
+            if setting.personal is not None:
+                setting.personal.resume(start, each.state.personal, saving.rows)
+            if setting.kept is not None:
+                setting.kept.resume(each.state.kept, saving.solver_rows)
+            setting.protection.resume(each.state.privacy, each.state.round)
+            kept = start if setting.keeps_rows else None
+            runs.append(RunUnderWay(setting, each.state, each.history, start=kept, stop=each.stop or StopState()))
+            if each.failure is not None:
+                runs[-1].fail(each.failure)
+        measured = settings[0].engine_traits.measured
+        if saved.choice and measured is not None:  # another choice would change the last bits
+            measured.use(saved.choice)
     return runs, saved.seconds

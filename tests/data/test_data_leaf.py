@@ -153,7 +153,7 @@ def test_malformed_files_name_file_user_and_reason(tmp_path, change, words):
 
 
 def test_invalid_json(tmp_path):
-    with pytest.raises(InvalidData, match=r"all_data_train.json: not valid JSON at line 1, column"):
+    with pytest.raises(InvalidData, match=r"all_data_train.json cannot be read: it is not valid JSON"):
         leaf(write(tmp_path, '{"users": ['))
     with pytest.raises(InvalidData, match="must be a JSON object"):
         leaf(write(tmp_path, "[1, 2]"))

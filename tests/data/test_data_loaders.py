@@ -90,7 +90,7 @@ def test_npz_that_is_none(tmp_path):
     with pytest.raises(InvalidData, match=r"c.npz"):
         npz(tmp_path / "c.npz")
     np.save(tmp_path / "d.npy", np.zeros(3))
-    with pytest.raises(InvalidData, match="single array"):
+    with pytest.raises(InvalidData, match="not a zip file"):
         npz(tmp_path / "d.npy")
     with pytest.raises(InvalidData, match="does not exist"):
         npz(tmp_path / "nowhere.npz")

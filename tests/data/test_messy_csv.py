@@ -1,7 +1,6 @@
 """CSV files as people have them: messages name the line and the cell, and codes such as 01234 keep their zero."""
 
 import gzip
-import json
 import re
 import warnings
 
@@ -220,21 +219,6 @@ def test_text_of_frames_keeps_its_leading_zero(tmp_path):
         data = eq.data.from_frame(table, **BOTH)
         assert data.schema.columns[0].categories == ("01234", "02345", "10115", "98765")
         assert "001" in data.train.ids + data.test.ids
-
-
-@pytest.mark.parametrize("kind", ["number", "category"])
-def test_a_schema_from_before_reads_codes_as_it_did(kind, tmp_path):
-    old = postcodes(tmp_path / "old.csv", ["1234", "2345", "98765", "10115"])  # as such cells were read
-    data = eq.data.csv(old, **BOTH, kinds={"zip": kind})
-    stored = json.loads(data.schema.to_json())
-    assert stored.pop("zeros_as_text") is True
-    schema = eq.data.Schema.from_json(json.dumps(stored))
-    model = eq.models.Tabular(schema)
-    new = postcodes(tmp_path / "new.csv")
-    expected = data.schema.predict(model, old).to_pydict()
-    assert schema.predict(model, new).to_pydict() == expected
-    again = eq.data.csv(new, **BOTH, schema=schema, split_by="examples")
-    assert again.train.x.equal(eq.data.csv(old, **BOTH, schema=schema, split_by="examples").train.x)
 
 
 def test_cells_that_may_begin_with_zero():

@@ -244,7 +244,7 @@ def test_the_example_of_the_documentation_is_valid():
     [
         (b"[train\nrounds = 3", r"is not valid TOML: .*line 1"),
         (b"[train]\nrounds = = 3", r"is not valid TOML: .*line 2"),
-        (b"\xff\xfe", "not a text file in UTF-8"),
+        (b"\xff\xfe", "not a text in UTF-8"),
     ],
 )
 def test_unreadable_files_are_refused_with_the_path(tmp_path, content, words):

@@ -1,10 +1,15 @@
 """Code of the user's own in configurations: what runs, what is checked before, and what never runs."""
 
 import hashlib
+import importlib.machinery
+import json
 import os
 import py_compile
+import shutil
+import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -12,10 +17,10 @@ from typer.testing import CliRunner
 
 from equipoise.cli.commands import app
 from equipoise.errors import ConfigError
-from equipoise.experiment import folder, trusted_code
+from equipoise.experiment import catalog, folder, trusted_code
 from equipoise.experiment.build import build
 from equipoise.experiment.config import RunConfig
-from equipoise.experiment.own_code import OwnCode
+from equipoise.experiment.trusted_code import CodeFolder
 
 PARTS = '''
 """My parts."""
@@ -71,7 +76,7 @@ def own_list(tmp_path, monkeypatch):
     modules = set(sys.modules)
     yield
     for name in set(sys.modules) - modules:
-        if name.partition(".")[0] in ("my_parts", "my_helper", "pkg", "evil", "trick"):
+        if name.partition(".")[0] in ("my_parts", "my_helper", "my_gadgets", "pkg", "evil", "small_parts"):
             del sys.modules[name]
 
 
@@ -94,6 +99,11 @@ def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def recorded(place, *names):
+    """The section [code] of a run with code in a folder: every file that its modules may import, with its hash."""
+    return {str(place): {name: digest(place / name) for name in names}}
+
+
 def refusal(text, project, **options):
     (project / "wrong.toml").write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -111,8 +121,7 @@ def test_a_run_of_own_code_leaves_a_complete_folder_and_resumes_from_anywhere(pr
     table = tomllib.loads((tmp_path / "a" / "config.toml").read_text())
     assert table["data"] == {"name": "my_parts:load", "clients": 5, "seed": 0}
     assert table["model"] == {"name": "my_parts:MyNet", "features": 20, "classes": 10, "width": 4}
-    parts = {"file": str(project / "my_parts.py"), "sha256": digest(project / "my_parts.py")}
-    assert table["code"] == {"my_parts:load": parts, "my_parts:MyNet": parts}
+    assert table["code"] == recorded(project, "my_helper.py", "my_parts.py")
     # The same from the folder of the run, elsewhere: the user has run this code, so that it is trusted.
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "config.toml").write_bytes((tmp_path / "a" / "config.toml").read_bytes())
@@ -135,7 +144,7 @@ def test_a_loss_and_a_metric_of_ones_own_are_named_by_import_path(project, tmp_p
     done = command("run", project / "config.toml", "--out", own)
     assert done.exit_code == 0, done.output
     code = tomllib.loads((own / "config.toml").read_text())["code"]
-    assert {"my_parts:focal", "my_parts:sure"} <= set(code)
+    assert code == recorded(project, "my_helper.py", "my_parts.py")
     assert {"macro_f1", "sure"} <= set(folder.read_record(own).clients.metrics)
     (project / "config.toml").write_text(CONFIG)
     command("run", project / "config.toml", "--out", plain)
@@ -207,7 +216,7 @@ def test_a_search_over_own_models_can_be_given_again_from_its_folder(project, tm
     assert build(best).model.layers[0].out_features == 4
 
 
-def test_a_package_runs_with_every_init_on_the_way_recorded(project):
+def test_a_package_runs_with_all_its_files_recorded(project):
     inner = project / "pkg" / "sub"
     inner.mkdir(parents=True)
     (project / "pkg" / "__init__.py").write_text("ORDER = ['pkg']\n")
@@ -217,9 +226,8 @@ def test_a_package_runs_with_every_init_on_the_way_recorded(project):
     (project / "run.toml").write_text(text)
     config = RunConfig.read(project / "run.toml", code="run")
     code = config.table()["code"]
-    assert list(code) == ["pkg", "pkg.sub", "pkg.sub.parts:load", "my_parts:MyNet"]
-    assert code["pkg.sub"]["file"] == str(inner / "__init__.py")
-    assert code["pkg.sub"]["sha256"] == digest(inner / "__init__.py")
+    files = "my_helper.py", "my_parts.py", "pkg/__init__.py", "pkg/sub/__init__.py", "pkg/sub/parts.py"
+    assert code == recorded(project, *files)
     assert len(build(config).data.train) == 5
 
 
@@ -234,8 +242,8 @@ def test_a_package_runs_with_every_init_on_the_way_recorded(project):
         ("width = 4", "act = 3", "model.act: Unknown key 'act'"),
         ("my_parts:MyNet", "my_parts:NUMBER", "must be a class or function of"),
         ("my_parts:MyNet", "my_parts:Absent", "but Absent is not there."),
-        ("my_parts:MyNet", "no_such_module:Net", "there is neither"),
-        ("my_parts:MyNet", "my_parts.deep:Net", "has no __init__.py"),
+        ("my_parts:MyNet", "no_such_module:Net", "there is no no_such_module.py in"),
+        ("my_parts:MyNet", "my_parts.deep:Net", "there is no my_parts/deep.py in"),
         ("my_parts:MyNet", "my_parts:MyNet.forward", 'must have the form "module:name"'),
         ("my_parts:MyNet", "../my_parts:MyNet", 'must have the form "module:name"'),
         ("my_parts:MyNet", "..my_parts:MyNet", 'must have the form "module:name"'),
@@ -273,9 +281,10 @@ def stranger(tmp_path):
     place.mkdir()
     (place / "evil.py").write_text(EVIL.format(marker=marker))
 
-    def write(name="evil:load", code=True, file=None, sha256=None, finished=False):
-        file = file or place / "evil.py"
-        entry = f'[code."{name}"]\nfile = "{file}"\nsha256 = "{sha256 or digest(file)}"\n' if code else ""
+    def write(name="evil:load", code=True, folder=place, finished=False, **hashes):
+        """The files of the run, with a section [code] for all code of `folder`, with other `hashes` of some modules."""
+        files = {} if not code else CodeFolder.read(Path(folder)).hashes | {f"{each}.py": h for each, h in hashes.items()}
+        entry = f'[code."{folder}"]\n' + "".join(f'"{each}" = "{sha256}"\n' for each, sha256 in files.items()) if code else ""
         text = CONFIG.replace('"my_parts:load"\nclients = 5', f'"{name}"').replace('"my_parts:MyNet"\nwidth = 4', '"softmax"')
         (place / "config.toml").write_text(text + entry)
         (place / "study.toml").write_text(text + entry + "[study]\nseeds = 1\n")
@@ -284,7 +293,7 @@ def stranger(tmp_path):
             (place / "rounds.jsonl").write_text('{"event": "end", "seconds": 1, "data": "x", "error_is_loss": false}\n')
         return place
 
-    write.marker = marker
+    write.marker, write.place = marker, place
     return write
 
 
@@ -298,6 +307,8 @@ def attempts(place):
     yield "run", place / "config.toml", "--explain"
     yield "compare", place / "study.toml"
     yield "tune", place / "search.toml"
+    yield "export", place
+    yield "predict", place, place / "config.toml"
 
 
 @pytest.mark.parametrize("finished", [False, True])
@@ -312,114 +323,273 @@ def test_code_of_a_strangers_folder_never_runs_without_trust(stranger, finished,
     assert trusted_code.trusted_pairs() == set()
 
 
-def test_the_refusal_names_file_hash_cure_and_what_is_not_covered(stranger):
-    place = stranger()
-    found = command("run", "--resume", place)
-    for words in (str(place / "evil.py"), digest(place / "evil.py"), "--trust", "not covered"):
-        assert words in found.output
+def test_the_refusal_names_every_file_with_its_hash_and_the_cure(stranger):
+    place = stranger.place
+    (place / "pkg").mkdir()
+    (place / "pkg" / "__init__.py").write_text("")
+    found = command("run", "--resume", stranger())
+    for file in (place / "evil.py", place / "pkg" / "__init__.py"):
+        assert str(file) in found.output
+        assert digest(file) in found.output
+    assert "--trust" in found.output
 
 
 def test_a_folder_that_records_no_code_runs_none(stranger):
     place = stranger(code=False)
-    assert "the section [code] of this run has no 'evil:load'" in command("run", "--resume", place).output
+    assert "the section [code] of this run has no file of 'evil'" in command("run", "--resume", place).output
     (place / "rounds.jsonl").write_text("{}\n")  # a configuration in the folder of a run is not the user's own
     assert command("run", place / "config.toml").exit_code == 2
     assert not stranger.marker.exists()
 
 
 @pytest.mark.parametrize(
-    "name", ["random:load", "json.decoder:load", "__main__:load", "torch:load", "numpy.evil:load", "this:load"]
+    "name", ["random:load", "json.decoder:load", "__main__:load", "torch:load", "numpy.evil:load", "this:load", "onnx:load"]
 )
 def test_trusting_does_not_let_a_file_stand_for_a_known_module(stranger, name):
+    module = name.partition(":")[0].partition(".")[0]
+    (stranger.place / f"{module}.py").write_text((stranger.place / "evil.py").read_text())
     place = stranger(name)
     assert command("run", "--resume", place, "--trust").exit_code == 2
     assert not stranger.marker.exists()
 
 
-@pytest.mark.parametrize("trick", ["symlink", "dots", "relative", "device", "folder", "absent"])
-def test_tricks_with_paths_run_nothing(stranger, tmp_path, trick, monkeypatch):
-    place = stranger()
+@pytest.mark.parametrize("trick", ["symlink", "dots", "relative", "device", "file", "absent"])
+def test_tricks_with_paths_run_nothing(stranger, project, tmp_path, trick, monkeypatch):
+    place = stranger.place
     monkeypatch.chdir(place)
-    good = tmp_path / "good.py"
-    good.write_text("def load(): pass\n")
-    trusted_code.extend_list([("evil:load", digest(good))])
-    link = place / "link.py"
-    link.symlink_to(place / "evil.py")
-    files = {
-        "symlink": link, "dots": f"{tmp_path}/good/../stranger/evil.py", "relative": "evil.py", "device": "/dev/zero",
-        "folder": place, "absent": place / "none.py",
+    (project / "evil.py").write_text("def load(): pass\n")
+    trusted_code.extend_list(CodeFolder.read(project).pair)
+    link = tmp_path / "link"
+    link.symlink_to(place)
+    folders = {
+        "symlink": link, "dots": f"{project}/../stranger", "relative": "../stranger", "device": "/dev", "file": place / "evil.py",
+        "absent": place / "none",
     }  # fmt: skip
-    for sha256 in (digest(good), digest(place / "evil.py")):  # a hash that is trusted, and the file's own
-        stranger(file=files[trick], sha256=sha256)
+    for hashes in (CodeFolder.read(project).hashes, CodeFolder.read(place).hashes):  # those that are trusted, and its own
+        stranger(code=False)
+        with (place / "config.toml").open("a") as file:
+            file.write(f'[code."{folders[trick]}"]\n' + "".join(f'"{name}" = "{h}"\n' for name, h in hashes.items()))
         assert command("run", "--resume", place).exit_code == 2
     assert not stranger.marker.exists()
 
 
-def test_a_package_whose_init_is_hostile_does_not_run_by_trust_in_its_module(stranger, tmp_path):
-    package = tmp_path / "stranger" / "pkg"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(EVIL.format(marker=stranger.marker))
-    (package / "good.py").write_text("def load(): pass\n")
-    place = stranger("pkg.good:load", file=package / "good.py")
-    trusted_code.extend_list([("pkg.good:load", digest(package / "good.py"))])
-    assert "has no 'pkg'" in command("run", "--resume", place).output
-    with (place / "config.toml").open("a") as file:
-        init = package / "__init__.py"
-        file.write(f'[code.pkg]\nfile = "{init}"\nsha256 = "{digest(init)}"\n')
-    found = command("run", "--resume", place)
-    assert found.exit_code == 2
-    assert digest(init) in found.output
+HOSTILE = "from pathlib import Path\nPath(r'{marker}').write_text('ran')\nWIDTH = 3\n"
+
+
+def library_of(text, folder):
+    """A C library with this Python code in its initialisation, as a module `my_helper`; None without a compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return None
+    name = f"my_helper{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+    source = folder / "source.c"
+    source.write_text(
+        "#include <stdlib.h>\nextern int PyRun_SimpleStringFlags(const char *, void *);\n"
+        f"void *PyInit_my_helper(void) {{ PyRun_SimpleStringFlags({json.dumps(text)}, 0); return 0; }}\n"
+    )
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / name, source], check=True)
+    source.unlink()
+    return folder / name
+
+
+@pytest.mark.parametrize(
+    "what", ["elsewhere", "changed", "added", "package", "compiled", "stale", "extension", "pth", "stdlib"]
+)
+def test_trust_covers_what_a_trusted_module_imports_from_its_folder(project, stranger, tmp_path, monkeypatch, what):
+    """A trusted module beside something hostile, in another folder or afterwards in its own, runs nothing of that."""
+    monkeypatch.chdir(tmp_path)
+    assert command("run", project / "run.toml", "--out", tmp_path / "run").exit_code == 0  # trusted from now on
+    for name in ("my_parts", "my_helper"):
+        sys.modules.pop(name)
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    for name in ("rounds.jsonl", "model.safetensors"):
+        (tmp_path / "run" / name).unlink()
+    hostile, refused = HOSTILE.format(marker=stranger.marker), what in ("elsewhere", "changed", "added", "package", "stdlib")
+    if what == "elsewhere":  # a byte-identical copy of the module beside another helper
+        other = tmp_path / "other"
+        shutil.copytree(project, other)
+        (other / "my_helper.py").write_text(hostile)
+        text = (tmp_path / "run" / "config.toml").read_text().replace(str(project), str(other))
+        text = text.replace(digest(project / "my_helper.py"), digest(other / "my_helper.py"))
+        (tmp_path / "run" / "config.toml").write_text(text)
+    elif what == "changed":
+        (project / "my_helper.py").write_text(hostile)
+    elif what == "added":
+        (project / "other.py").write_text(hostile)
+    elif what == "package":  # Python takes a package before a file of its name
+        (project / "my_helper").mkdir()
+        (project / "my_helper" / "__init__.py").write_text(hostile)
+    elif what == "stdlib":  # a module that the code may import later
+        (project / "colorsys.py").write_text(hostile)
+    elif what == "compiled":  # where there is no source, Python takes such a file beside it
+        (project / "source.py").write_text(hostile)
+        py_compile.compile(str(project / "source.py"), cfile=str(project / "unknown.pyc"), doraise=True)
+        (project / "source.py").unlink()
+        (project / "my_helper.py").rename(project / "kept")
+        py_compile.compile(str(project / "kept"), cfile=str(project / "my_helper.pyc"), doraise=True)
+        (project / "kept").rename(project / "my_helper.py")
+    elif what == "stale":  # Python would take it, if time and size of the source fit
+        source = project / "my_helper.py"
+        good, stamp = source.read_text(), source.stat()
+        source.write_text(hostile)
+        os.utime(source, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+        made = Path(py_compile.compile(str(source), doraise=True))
+        source.write_text(good)
+        os.utime(source, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+        made.write_bytes(made.read_bytes()[:12] + len(good).to_bytes(4, "little") + made.read_bytes()[16:])
+    elif what == "extension" and library_of(hostile, project) is None:
+        pytest.skip("there is no compiler")
+    elif what == "pth":
+        (project / "evil.pth").write_text(f"import sys; exec({hostile!r})\n")
+    found = command("run", "--resume", tmp_path / "run")
+    assert found.exit_code == (2 if refused else 0), found.output
     assert not stranger.marker.exists()
 
 
-def test_a_compiled_file_beside_trusted_code_is_not_run(project, stranger):
-    """Python itself would take `__pycache__`, if time and size of the source fit."""
-    evil = stranger()
-    source = project / "my_parts.py"
-    code = (evil / "evil.py").read_text()
-    size = max(len(PARTS), len(code))
-    source.write_text(code.ljust(size))
-    py_compile.compile(str(source), doraise=True)
-    stamp = source.stat()
-    source.write_text(PARTS.ljust(size))
-    os.utime(source, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+@pytest.mark.parametrize("name", ["absent", "pkg.absent", "colorsys", "onnx"])
+def test_only_sources_of_the_folder_are_imported_from_it(project, stranger, name):
+    """Neither a compiled file without a source, nor a file in a folder that is no package, nor one that hides a module."""
+    hostile = HOSTILE.format(marker=stranger.marker)
+    (project / "pkg").mkdir()
+    (project / "pkg" / "__init__.py").write_text("")
+    (project / "loose").mkdir()
+    source = project / "source"
+    source.write_text(hostile)
+    if "absent" in name:
+        py_compile.compile(str(source), cfile=str(project / f"{name.replace('.', '/')}.pyc"), doraise=True)
+    else:
+        (project / f"{name}.py").write_text(hostile)
+    (project / "loose" / "inner.py").write_text(hostile)
+    lines = f"for name in ({name!r}, 'loose.inner'):\n    try:\n        importlib.import_module(name)\n    except ImportError:\n        pass\n"
+    (project / "my_helper.py").write_text(f"import importlib\nWIDTH = 3\n{lines}")
     build(RunConfig.read(project / "run.toml", code="run"))
     assert not stranger.marker.exists()
 
 
-def test_trust_is_for_one_import_path_and_one_content(project, stranger):
+def test_trust_is_for_one_folder_and_one_content(project, stranger):
     place = stranger()
-    pair = ("evil:load", digest(place / "evil.py"))
-    trusted_code.extend_list([("evil:other", pair[1]), ("evil:load", "0" * 64)])
+    code = CodeFolder.read(place)
+    trusted_code.extend_list((str(project), code.pair[1]))
+    trusted_code.extend_list((str(place), "0" * 64))
     assert command("run", "--resume", place).exit_code == 2
     assert not stranger.marker.exists()
     found = command("run", "--resume", place, "--trust")  # now it runs, and does what the user has allowed
     assert "failed: SystemExit" in found.output
     assert stranger.marker.exists()
-    assert pair in trusted_code.trusted_pairs()
+    assert code.pair in trusted_code.trusted_pairs()
     (place / "evil.py").write_text("# changed\n")
     for arguments in (["--trust"], []):
         found = command("run", "--resume", place, *arguments)
         assert "has changed since the run began" in found.output
-        assert pair[1] in found.output
+        assert code.hashes["evil.py"] in found.output
         assert digest(place / "evil.py") in found.output
+
+
+def test_a_link_to_a_trusted_folder_is_that_folder(project, stranger, tmp_path):
+    (project / "evil.py").write_text("def load(): raise KeyError('trusted')\n")
+    trusted_code.extend_list(CodeFolder.read(project).pair)
+    link = tmp_path / "link"
+    link.symlink_to(project)
+    assert "trusted" in command("run", "--resume", stranger(folder=link)).output
+    link.unlink()
+    link.symlink_to(stranger.place)
+    assert command("run", "--resume", stranger.place).exit_code == 2
+    assert not stranger.marker.exists()
+
+
+# ------------------------------------------------------------------------------------------------- what an import path may name
+
+
+def install(folder, monkeypatch, *entries):
+    """A small package `small_parts`, installed, that registers these entry points."""
+    (folder / "small_parts").mkdir(parents=True)
+    code = "import equipoise as eq\nfrom numpy import load\ndef few(clients: int = 6, *, seed=0):\n"
+    code += (
+        "    return eq.data.label_shift(train_clients=clients, validation_clients=2, test_clients=2, examples=10, seed=seed)\n"
+    )
+    code += "def focal(outputs, targets):\n    import torch\n    return torch.nn.functional.cross_entropy(outputs, targets, reduction='none')\n"
+    (folder / "small_parts" / "__init__.py").write_text(code)
+    about = folder / "small_parts-1.5.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: small-parts\nVersion: 1.5\n")
+    (about / "entry_points.txt").write_text("\n".join(["[equipoise.parts]", *entries]) + "\n")
+    monkeypatch.syspath_prepend(folder)
+
+
+INSTALLED = CONFIG.replace("my_parts:load", "small_parts:few").replace('"my_parts:MyNet"\nwidth = 4', '"softmax"')
+
+
+def test_an_installed_package_registers_its_parts_by_entry_points(tmp_path, monkeypatch):
+    install(tmp_path / "site", monkeypatch, "few = small_parts:few", "focal = small_parts:focal")
+    (tmp_path / "run.toml").write_text(INSTALLED + 'loss = "small_parts:focal"\n')
+    found = command("run", tmp_path / "run.toml", "--out", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    code = tomllib.loads((tmp_path / "out" / "config.toml").read_text())["code"]
+    assert code == {"small_parts:few": "small-parts 1.5", "small_parts:focal": "small-parts 1.5"}
+    assert trusted_code.trusted_pairs() == set()  # whoever installs a package lets it run
+    assert command("report", tmp_path / "out", "--out", tmp_path / "r.html").exit_code == 0  # which runs none of it
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "config.toml").write_bytes((tmp_path / "out" / "config.toml").read_bytes())
+    assert command("run", "--resume", tmp_path / "again").exit_code == 0
+
+
+@pytest.mark.parametrize("entry", ["", "other = small_parts:focal", "few = small_parts", "few = small_parts:load"])
+def test_what_an_installed_package_has_not_registered_cannot_be_named(tmp_path, monkeypatch, entry):
+    install(tmp_path / "site", monkeypatch, entry)
+    assert "no installed package has registered it" in refusal(INSTALLED, tmp_path)
+
+
+KEYS = {  # every key of a configuration that may be an import path
+    "data": ('name = "my_parts:load"', 'name = "{}"'),
+    "model": ('name = "my_parts:MyNet"', 'name = "{}"'),
+    "loss": ('engine = "loop"', 'engine = "loop"\nloss = "{}"'),
+    "error": ('engine = "loop"', 'engine = "loop"\nerror = "{}"'),
+    "metrics": ('engine = "loop"', 'engine = "loop"\nmetrics = ["{}"]'),
+    "attack": ("[train]", '[attack]\nname = "{}"\n[train]'),
+    "term": ("[train]", '[algorithm.risk]\nname = "mixture"\nterms = [{{coefficient = 1.0, name = "{}"}}]\n[train]'),
+    "inner": ("[train]", '[algorithm.aggregator]\nname = "bucketing"\naggregator = "{}"\n[train]'),
+} | {
+    part: ("[train]", f'[algorithm.{part}]\nname = "{{}}"\n[train]')
+    for part in (*catalog.ALGORITHM_PARTS, *catalog.OPTIONAL_PARTS)
+}  # fmt: skip
+GADGETS = (
+    "numpy:load",
+    "torch:load",
+    "pandas:read_pickle",
+    "torch.hub:load",
+    "my_gadgets:load",
+    "my_gadgets:run",
+    "equipoise.cli:main",
+)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_an_import_path_names_only_the_users_own_or_what_is_registered(project, stranger, monkeypatch, key):
+    """A module of the user's own does not lend its imports either: numpy.load reads pickles, and others write files."""
+    (project / "my_gadgets.py").write_text("from numpy import load\nfrom os import system as run\n")
+    install(project / "site", monkeypatch, "few = small_parts:few")
+    old, new = KEYS[key]
+    for gadget in (*GADGETS, "small_parts:load"):
+        words = refusal(CONFIG.replace(old, new.format(gadget), 1), project)
+        assert "no installed package has registered it" in words or "but is one of" in words, gadget
 
 
 def test_a_damaged_section_of_code_is_refused(stranger):
     place = stranger(code=False)
     text = (place / "config.toml").read_text()
-    for wrong in ("code = 3\n", '[code]\nevil = "x"\n', '[code.evil]\nfile = "x"\n', '[code.evil]\nfile = 3\nsha256 = "x"\n'):
+    for wrong in ("code = 3\n", "[code]\nevil = 3\n", '[code."/evil"]\n"evil.py" = 3\n', '[code.evil]\n"evil.py" = "0"\n'):
         (place / "config.toml").write_text(wrong + text if wrong.startswith("code =") else text + wrong)
-        assert "[code] must hold tables with file and sha256" in command("run", "--resume", place).output
+        assert "[code] must " in command("run", "--resume", place).output
 
 
 # ------------------------------------------------------------------------------------------------------------- the list
 
 
 def test_the_list_grows_and_is_read_back(tmp_path):
-    trusted_code.extend_list([("a:b", "1"), ("a.c:d", "2")])
-    trusted_code.extend_list([("a:b", "3")])
-    assert trusted_code.trusted_pairs() == {("a:b", "1"), ("a:b", "3"), ("a.c:d", "2")}
+    pairs = {("/a", "1"), ("/b/c", "2"), ("/a", "3")}
+    for pair in sorted(pairs):
+        trusted_code.extend_list(pair)
+    assert trusted_code.trusted_pairs() == pairs
     assert trusted_code.list_path() == tmp_path / "settings" / "equipoise" / "trusted.toml"
 
 
@@ -438,13 +608,10 @@ def test_a_list_that_cannot_be_written_is_refused_with_the_cure(project, tmp_pat
     assert "EQUIPOISE_CONFIG" in found.output
 
 
-def test_nothing_is_found_by_importing(project, monkeypatch):
-    """The files of a module are known before any of it, or of its packages, runs."""
+def test_nothing_is_found_by_importing(project):
+    """All files of a folder are known before any of them runs."""
     (project / "pkg").mkdir()
     (project / "pkg" / "__init__.py").write_text("raise SystemExit\n")
     (project / "pkg" / "parts.py").write_text("raise SystemExit\n")
-    found = OwnCode(project)._find("pkg.parts:load", "pkg.parts", "data.name")
-    assert [(file.key, file.module, file.path.name) for file in found] == [
-        ("pkg", "pkg", "__init__.py"), ("pkg.parts:load", "pkg.parts", "parts.py"),
-    ]  # fmt: skip
+    assert {"pkg", "pkg.parts", "my_parts", "my_helper"} == set(CodeFolder.read(project).modules)
     assert "pkg" not in sys.modules

@@ -14,6 +14,7 @@ import typer
 from typer import Argument, Option
 
 from equipoise.cli.serve_commands import AllowHost, Token
+from equipoise.core.plain_text import parse_json
 from equipoise.core.screen import say
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def run(
 def silent_superlink(out: str, error: str) -> str:
     """What to say if the SuperLink does not list its runs. Flower answers in JSON, of which the message is shown."""
     try:
-        said = str(json.loads(out)["error-message"])
+        said = str(parse_json(out)["error-message"])
     except (ValueError, KeyError, TypeError):
         said = f"{out[-500:]}{error[-500:]}"
     said = " ".join(said.split()).rstrip(".")

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 import sys
-import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+from equipoise.core.plain_text import parse_toml
 
 PACKAGE = __name__.partition(".")[0]
 WRITTEN = re.compile(r" \[(EQ\d{3})\]")
@@ -31,7 +32,7 @@ class ErrorFamily:
 @lru_cache(maxsize=1)
 def families() -> dict[str, ErrorFamily]:
     """Every family by its code."""
-    table = tomllib.loads(Path(__file__).with_name("error_codes.toml").read_text(encoding="utf-8"))
+    table = parse_toml(Path(__file__).with_name("error_codes.toml"))
     return {
         code: ErrorFamily(code, row["error"], tuple(row["modules"]), row["title"], row["cause"], row["cure"])
         for code, row in table.items()

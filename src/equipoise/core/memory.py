@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
+
+
+def all_memory() -> int:
+    """Bytes of memory of this machine.
+
+    >>> all_memory() > own_memory()
+    True
+    """
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def own_memory() -> int:

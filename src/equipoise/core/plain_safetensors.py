@@ -1,4 +1,4 @@
-"""The safetensors format in a few lines, for machines without that package: a length, a JSON header, then the numbers.
+"""The safetensors format in a few lines: a length, a JSON header, then the numbers. Every such file is read here.
 
 Source: the format's description, https://github.com/huggingface/safetensors.
 """
@@ -6,16 +6,21 @@ Source: the format's description, https://github.com/huggingface/safetensors.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from equipoise.core.plain_text import parse_json
+from equipoise.errors import is_integer
+
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool, "U16": torch.uint16,
+    "U32": torch.uint32, "U64": torch.uint64, "C64": torch.complex64, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
 LONGEST_HEADER = 100_000_000  # bytes, as in the format
 
@@ -35,26 +40,25 @@ def save_plainly(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> 
     return b"".join([len(text).to_bytes(8, "little"), text, *parts])
 
 
-def read_plainly(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file; ValueError where it is none."""
-    content = path.read_bytes()
+def read_plainly(content: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file; an error where what its header claims is not what there is.
+
+    Tensors follow each other without a gap, up to the end of the file, so that no two of them share bytes.
+    """
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 or length > min(LONGEST_HEADER, len(content) - 8):
         raise ValueError("it has no safetensors header")
-    try:
-        header = json.loads(content[8 : 8 + length])
-        metadata = header.pop("__metadata__", {})
-        tensors = {name: _read_tensor(content, 8 + length, about) for name, about in header.items()}
-    except (KeyError, TypeError, AttributeError, RuntimeError) as failure:
-        raise ValueError(f"its header is damaged: {failure}") from failure
+    header = parse_json(content[8 : 8 + length], finite=True)
+    metadata = header.pop("__metadata__", {})
+    values, place, tensors = memoryview(content)[8 + length :], 0, {}
+    for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        dtype, shape, (first, last) = DTYPES[about["dtype"]], about["shape"], about["data_offsets"]
+        there = first == place and last <= len(values) and all(is_integer(n) and n >= 0 for n in shape)
+        if not there or last - first != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"the bytes of {name!r} are not those that its header says")
+        part = bytearray(values[first:last])
+        tensors[name] = torch.frombuffer(part, dtype=dtype).reshape(shape) if part else torch.empty(shape, dtype=dtype)
+        place = last
+    if place != len(values):
+        raise ValueError("it has more bytes than its header says")
     return tensors, metadata
-
-
-def _read_tensor(content: bytes, start: int, about: Mapping[str, Any]) -> Tensor:
-    """One tensor of a file, where the header says that it is."""
-    dtype, (first, last) = DTYPES[about["dtype"]], about["data_offsets"]
-    if not 0 <= first <= last <= len(content) - start:
-        raise ValueError("a tensor lies outside the file")
-    values = bytearray(content[start + first : start + last])
-    flat = torch.frombuffer(values, dtype=torch.uint8).view(dtype) if values else torch.empty(0, dtype=dtype)
-    return flat.reshape(about["shape"])

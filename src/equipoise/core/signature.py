@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from equipoise.core import trees
-from equipoise.errors import InvalidData
+from equipoise.core.plain_text import made_of, parse_json
+from equipoise.errors import FileGuard, InvalidData
 
 if TYPE_CHECKING:
     from equipoise.data.federated_data import FederatedData
@@ -113,24 +114,18 @@ class Signature:
 
     def to_table(self) -> dict[str, Any]:
         """The signature as JSON."""
-        table: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        table: dict[str, Any] = parse_json(json.dumps(asdict(self)))
         return table
 
     @classmethod
     def of_table(cls, table: Any) -> Signature:
         """The signature that `to_table` wrote; anything else is refused."""
-        from pydantic import TypeAdapter, ValidationError
-
-        try:
-            read = TypeAdapter(cls).validate_python(table)
-        except ValidationError as failure:
-            first = failure.errors()[0]
-            where = ".".join(str(step) for step in first["loc"])
-            raise InvalidData(f"the signature of a model is damaged at {where or 'its top'}: {first['msg']}.") from None
-        for spec in (*read.inputs, *read.targets):
-            if spec.dtype not in DTYPES or any(size < -1 for size in spec.shape):
-                raise InvalidData(f"the signature of a model is damaged at {spec.name!r}: {spec.dtype} {spec.shape}.")
-        return read
+        with FileGuard("The signature of a model", InvalidData):
+            read: Signature = made_of(cls, table)
+            for spec in (*read.inputs, *read.targets):
+                if spec.dtype not in DTYPES or any(size < -1 for size in spec.shape):
+                    raise ValueError(f"it is damaged at {spec.name!r}: {spec.dtype} {spec.shape}")
+            return read
 
 
 def _by_leaf(values: Any, tree: Any, default: Any) -> dict[str, Any]:

@@ -15,27 +15,23 @@ import torch
 from torch import Tensor
 
 from equipoise.core.plain_safetensors import read_plainly, save_plainly
+from equipoise.core.plain_text import content_of, parse_json
+from equipoise.errors import FileGuard, InvalidData
 
 TEXT = "text"  # the tensor that holds the text
 ABOUT = "equipoise"  # the only entry of the metadata: several have no fixed order, and equal content should make equal files
 
 
-class DamagedFile(ValueError):
+class DamagedFile(InvalidData):
     """A file of tensors whose content is not what was written."""
 
 
 class TensorFile(NamedTuple):
-    """What a file of tensors holds. Files of earlier versions have no checksum; their metadata are there."""
+    """What a file of tensors holds; no words about them where another program has written it."""
 
     tensors: dict[str, Tensor]
     text: str | None
     about: dict[str, str]
-    metadata: dict[str, str]
-
-    @property
-    def checked(self) -> bool:
-        """Whether the file has a checksum."""
-        return ABOUT in self.metadata
 
 
 def tensor_file_bytes(tensors: Mapping[str, Tensor], *, text: str | None = None, **about: str) -> bytes:
@@ -54,32 +50,14 @@ def tensor_file_bytes(tensors: Mapping[str, Tensor], *, text: str | None = None,
 
 
 def read_tensor_file(path: Path) -> TensorFile:
-    """What a file of tensors holds; DamagedFile where its checksum says that it is not what was written."""
-    tensors, metadata = _read_file(path)
-    if ABOUT not in metadata:
-        return TensorFile(tensors, None, {}, metadata)
-    about = json.loads(metadata[ABOUT])
-    if not isinstance(about, dict) or about.pop("sha256", None) != checksum(tensors):
-        raise DamagedFile("its checksum differs: the file is not what was written")
-    text = tensors.pop(TEXT).numpy().tobytes().decode() if TEXT in tensors else None
-    return TensorFile(tensors, text, about, metadata)
-
-
-def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file, also where that package is not installed."""
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError:
-        try:
-            return read_plainly(path)
-        except ValueError as failure:
-            raise DamagedFile(str(failure)) from failure
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — not a dictionary
-            return tensors, dict(file.metadata() or {})
-    except SafetensorError as failure:
-        raise DamagedFile(str(failure)) from failure
+    """What a file of tensors holds; DamagedFile where it is none, or its checksum says that it is not what was written."""
+    with FileGuard(path, DamagedFile):
+        tensors, metadata = read_plainly(content_of(path))
+        about = parse_json(metadata.get(ABOUT, "{}"))  # another program may have written it
+        if ABOUT in metadata and about.pop("sha256", None) != checksum(tensors):
+            raise ValueError("its checksum differs: the file is not what was written")
+        text = tensors.pop(TEXT).numpy().tobytes().decode() if TEXT in tensors and about else None
+        return TensorFile(tensors, text, about)
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:

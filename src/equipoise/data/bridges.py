@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from equipoise.core.abilities import is_part
 from equipoise.data.arrays import client_name, first_line
 from equipoise.data.convert import from_arrays, from_dict, pack_rows, refuse_untrained_classes
 from equipoise.data.federated_data import FederatedData
-from equipoise.data.file_access import PathLike
+from equipoise.data.file_access import PathLike, read_array
 from equipoise.data.ragged import Ragged
-from equipoise.errors import InvalidData, InvalidParameter, require, unknown_name
+from equipoise.errors import FileGuard, InvalidData, InvalidParameter, require, unknown_name
 
 Columns = str | Sequence[str]
 _SPLITS = "train", "validation", "test"
@@ -225,13 +226,10 @@ def _read_folder(folder: Path, x: str, y: str) -> tuple[Any, Any]:
 def _stack(files: Iterable[Path]) -> Any:
     read = []
     for file in files:
-        try:
-            read.append(np.load(file, allow_pickle=False) if file.suffix == ".npy" else _number(file.read_text()))
-        except (ValueError, EOFError) as failure:
-            what = "array of numbers that numpy.save wrote; it may be cut" if file.suffix == ".npy" else "number as text"
-            raise InvalidData(f"{file} cannot be read: it holds no {what}. Write it again.") from failure
-        except OSError as failure:
-            raise InvalidData(f"{file} cannot be read: {first_line(failure)}.") from failure
+        what = "array of numbers that numpy.save wrote; it may be cut" if file.suffix == ".npy" else "number as text"
+        with FileGuard(file, InvalidData, f"holds no {what}", "Write it again."):
+            array = file.suffix == ".npy"
+            read.append(read_array(partial(file.open, "rb"), file.stat().st_size) if array else _number(file.read_text()))
     if len({np.shape(each) for each in read}) > 1:
         raise InvalidData(
             f"{next(iter(files)).parent}: the examples have different shapes. Pad them, or use from_dict with Ragged."

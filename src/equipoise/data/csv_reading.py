@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.core.plain_text import parse_json
 from equipoise.data.row_places import RowPlaces
 from equipoise.data.written_values import decimal_of
 
@@ -49,12 +50,12 @@ def _metadata_of(table: Any) -> dict[str, Any]:
 def _options_of(table: Any) -> dict[str, Any] | None:
     """The options by which a CSV file was read, all of them; None for a table, an Arrow table or TableFiles, that was none."""
     found = _metadata_of(table)
-    return dict(json.loads(found[_READ_BY])) if _READ_BY in found else None
+    return dict(parse_json(found[_READ_BY])) if _READ_BY in found else None
 
 
 def zeros_of(table: Any) -> list[str]:
     """The columns of a table that are text because numbers in them begin with 0, such as postcodes."""
-    return list(json.loads(_metadata_of(table).get(_ZEROS, "[]")))
+    return list(parse_json(_metadata_of(table).get(_ZEROS, "[]")))
 
 
 def kept_rows(table: Any, kept: NDArray[np.bool_]) -> Any:
@@ -67,7 +68,7 @@ def places_of(table: Any) -> RowPlaces:
     found, options = _metadata_of(table), _options_of(table) or CSV_DEFAULTS
     bits = np.unpackbits(np.frombuffer(found[_KEPT], np.uint8)) if _KEPT in found else None
     kept = None if bits is None else np.flatnonzero(bits)
-    return RowPlaces(tuple(json.loads(found.get(_FILES, "[]"))), options["delimiter"], options["encoding"], kept)
+    return RowPlaces(tuple(parse_json(found.get(_FILES, "[]"))), options["delimiter"], options["encoding"], kept)
 
 
 def spelling_of(table: Any, column: str = "") -> dict[str, str] | None:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import gzip
-import json
+import math
 import os
 import zipfile
-import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.core.numbers import DAMAGED_ARRAY
+from equipoise.core.memory import all_memory
+from equipoise.core.plain_text import content_of, parse_json
 from equipoise.data.clients import ClientSet
 from equipoise.data.partition import by_id, to_clients
-from equipoise.errors import InvalidData, InvalidParameter
+from equipoise.errors import FileGuard, InvalidData, InvalidParameter
 
 FOLDER_VARIABLE = "EQUIPOISE_DATA"
 PathLike = str | os.PathLike[str]
@@ -44,29 +45,33 @@ def data_file(folder: PathLike | None, filename: str, content: str) -> Path:
 
 def load_arrays(path: PathLike, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz file: those in `names`, or all."""
-    try:
-        # The file is opened here, since np.load leaves it open when the archive turns out to be broken.
-        with open(path, "rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
-                raise InvalidData(f"{path}: must be an .npz archive of named arrays, but is a single array.")
-            _refuse_bomb(path, sum(entry.file_size for entry in archive.zip.infolist()), os.fstat(file.fileno()).st_size)
-            chosen = archive.files if names is None else names
-            if missing := [name for name in chosen if name not in archive.files]:
-                raise InvalidData(f"{path}: array {missing[0]!r} is missing; the file holds {', '.join(archive.files)}.")
-            return {name: archive[name] for name in chosen}
-    except FileNotFoundError as error:
-        raise InvalidData(f"{path} does not exist.") from error
-    except InvalidData:
-        raise
-    except MemoryError as error:
-        raise InvalidData(f"{path}: its arrays need more memory than there is: {error}") from error
-    except (OSError, *DAMAGED_ARRAY, zipfile.BadZipFile, zlib.error, NotImplementedError, KeyError) as error:
-        raise InvalidData(f"{path}: cannot be read as arrays without pickles: {error}") from error
+    with FileGuard(path, InvalidData, "cannot be read as arrays without pickles"), zipfile.ZipFile(path) as archive:
+        entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+        chosen = list(entries) if names is None else names
+        if missing := [name for name in chosen if name not in entries]:
+            raise InvalidData(f"{path}: array {missing[0]!r} is missing; the file holds {', '.join(entries)}.")
+        _refuse_bomb(path, sum(entries[name].file_size for name in chosen), os.stat(path).st_size)
+        return {name: read_array(partial(archive.open, entries[name]), entries[name].file_size) for name in chosen}
+
+
+def read_array(opened: Callable[[], IO[bytes]], size: int) -> NDArray[Any]:
+    """The array of a .npy file of some bytes; its header is compared with them before there is room made for it."""
+    form = np.lib.format
+    with opened() as file:
+        version = form.read_magic(file)
+        shape, _, kind = (form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0)(file)
+        size -= file.tell()
+    if min(shape, default=0) < 0 or (math.prod(shape) * kind.itemsize != size and not kind.hasobject):
+        raise ValueError(f"an array of {size} bytes says that it is {kind} of the shape {shape}")
+    with opened() as file:
+        read: NDArray[Any] = form.read_array(file, allow_pickle=False)
+    return read
 
 
 def _refuse_bomb(path: PathLike, unpacked: int, packed: int) -> None:
     """Refuse a packed file that would fill the memory when it is unpacked: data are not a hundred times as large as packed."""
+    if (memory := all_memory()) < unpacked:
+        raise InvalidData(f"{path}: it unpacks to {unpacked / 1e9:.1f} GB, and this machine has {memory / 1e9:.1f} GB.")
     if unpacked > MOST_UNPACKED and unpacked > PACKED_AT_MOST * packed:
         raise InvalidData(
             f"{path}: {packed / 1e6:.1f} MB unpack to {unpacked / 1e9:.1f} GB or more, which no real data do. Unpack the file "
@@ -76,26 +81,14 @@ def _refuse_bomb(path: PathLike, unpacked: int, packed: int) -> None:
 
 def load_json(path: PathLike) -> Any:
     """The content of a .json or .json.gz file."""
-    try:
-        return json.loads(_read_packed(path) if str(path).endswith(".gz") else Path(path).read_bytes())
-    except FileNotFoundError as error:
-        raise InvalidData(f"{path} does not exist.") from error
-    except InvalidData:
-        raise
-    except json.JSONDecodeError as error:
-        raise InvalidData(f"{path}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}.") from error
-    except (OSError, UnicodeDecodeError, EOFError, zlib.error, RecursionError, MemoryError, ValueError) as error:
-        raise InvalidData(f"{path}: cannot be read: {error}") from error
+    with FileGuard(path, InvalidData):
+        return parse_json(unpacked_bytes(path))
 
 
 def unpacked_bytes(path: PathLike) -> bytes:
     """The content of a file, unpacked if its name ends in .gz."""
-    try:
-        return _read_packed(path) if str(path).endswith(".gz") else Path(path).read_bytes()
-    except FileNotFoundError as error:
-        raise InvalidData(f"{path} does not exist.") from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise InvalidData(f"{path}: cannot be read: {error}") from error
+    with FileGuard(path, InvalidData):
+        return _read_packed(path) if str(path).endswith(".gz") else content_of(Path(path))
 
 
 def _read_packed(path: PathLike) -> bytes:

@@ -44,15 +44,3 @@ def columns_with_zeros(tables: Iterable[Any], names: Sequence[str]) -> list[str]
         found += now
         left = [name for name in left if name not in now]
     return [name for name in names if name in found]
-
-
-def as_numbers(values: Any) -> Any:
-    """Text of such a column, an Arrow column, as the numbers that it also is."""
-    import pyarrow as pa
-    from pyarrow import compute
-
-    texts = compute.utf8_trim_whitespace(values)
-    try:
-        return texts.cast(pa.int64())
-    except pa.ArrowInvalid:
-        return texts.cast(pa.float64())

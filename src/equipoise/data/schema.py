@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from equipoise.core.files import write_atomically
 from equipoise.core.fingerprints import NO_PART_OF_FINGERPRINT
+from equipoise.core.plain_text import content_of, made_of, parse_json
 from equipoise.core.words import table_lines
 from equipoise.data.arrow_tables import arrow_table, check_names
 from equipoise.data.clients import prefix
@@ -25,14 +26,13 @@ from equipoise.data.column_rule import AS_ASKED, ColumnRule
 from equipoise.data.csv_reading import Reading, reading_of
 from equipoise.data.file_access import PathLike
 from equipoise.data.identifiers import tell_of_identifier
-from equipoise.data.leading_zeros import as_numbers
 from equipoise.data.leaking_columns import AnswerCheck
 from equipoise.data.missing_cells import count_missing
 from equipoise.data.new_rows import read_rows
 from equipoise.data.row_predictions import predicted_columns, table_like
 from equipoise.data.table_column import Kind, TableColumn, shown_names, sorted_names
 from equipoise.data.target_rule import TargetKind, TargetRule
-from equipoise.errors import InvalidData, InvalidParameter, notify, require, require_integer
+from equipoise.errors import FileGuard, InvalidData, InvalidParameter, notify, require, require_integer
 
 FORMAT = "equipoise schema 1"
 
@@ -48,15 +48,13 @@ class Schema:
     federation, where nobody sees all data, the operator supplies a schema, for example one fitted on public data.
 
     `reading` are the options of `data.csv` by which the file of the table was read, as far as they are not the usual ones. New
-    files are read by them. Schemas that differ in nothing else are equal. `zeros_as_text` says whether a column of a CSV file
-    with a number that begins with 0, such as 01234, is text; in schemas of earlier versions it is a number. `client` is the
-    column that named the client of each row, which is no input; empty if none is known.
+    files are read by them. Schemas that differ in nothing else are equal. `client` is the column that named the client of each
+    row, which is no input; empty if none is known.
     """
 
     columns: tuple[ColumnRule, ...]  # one for each column of the table but the target, in order
     target: TargetRule  # the column to predict, and how it is read
     reading: tuple[tuple[str, Reading], ...] = field(default=(), compare=False, metadata=NO_PART_OF_FINGERPRINT)
-    zeros_as_text: bool = field(default=False, compare=False, metadata=NO_PART_OF_FINGERPRINT)
     client: str = field(default="", compare=False, metadata=NO_PART_OF_FINGERPRINT)
 
     def __post_init__(self) -> None:
@@ -156,7 +154,7 @@ class Schema:
         _refuse_all([*odd, *([] if refused is None else [refused])], source)
         if answer is None or all(rule.becomes == "left out" for rule in rules):
             raise InvalidData(f"{source}: no column is left as an input; those that are there are left out or constant.")
-        return cls(tuple(rules), answer, reading_of(table), zeros_as_text=True, client=client or "")
+        return cls(tuple(rules), answer, reading_of(table), client=client or "")
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -241,8 +239,7 @@ class Schema:
                 f"{source}: column {name!r} of the schema is missing; the table has {shown_names(table.column_names)}. Add it "
                 "(it may be empty), or fit another schema."
             )
-        column = TableColumn.of(table, name, source, first=first, known=True, target=name == self.target.name)
-        return replace(column, values=as_numbers(column.values)) if column.zeros and not self.zeros_as_text else column
+        return TableColumn.of(table, name, source, first=first, known=True, target=name == self.target.name)
 
     def describe(self) -> str:
         """A table of the columns: what becomes of each, and by which numbers of the training clients."""
@@ -252,27 +249,18 @@ class Schema:
 
     def to_json(self) -> str:
         """The schema as JSON."""
-        later = "reading", "zeros_as_text", "client"  # keys that earlier versions do not know, left away where they say nothing
-        content = {name: value for name, value in asdict(self).items() if name not in later or value}
-        return json.dumps({"format": FORMAT, **content}, indent=1, ensure_ascii=False, allow_nan=False)
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Schema:
         """The schema that `to_json` wrote."""
-        from pydantic import TypeAdapter, ValidationError
-
-        try:
-            content = json.loads(text)
-            version = content.get("format") if isinstance(content, dict) else None
+        with FileGuard("The schema", InvalidData):
+            content = parse_json(text, finite=True)
+            version = content.pop("format", None) if isinstance(content, dict) else None
             if version != FORMAT:
-                raise InvalidData(f"must be a schema in the format {FORMAT!r}, but its format is {version!r}.")
-            return TypeAdapter(cls).validate_python({key: value for key, value in content.items() if key != "format"})
-        except ValidationError as failure:
-            first = failure.errors()[0]
-            where = ".".join(str(step) for step in first["loc"])
-            raise InvalidData(f"the schema is damaged at {where or 'its top'}: {first['msg']}.") from None
-        except (json.JSONDecodeError, TypeError) as failure:
-            raise InvalidData(f"the schema is not valid JSON: {failure}.") from None
+                raise ValueError(f"it must be in the format {FORMAT!r}, but its format is {version!r}")
+            made: Schema = made_of(cls, content)
+            return made
 
     def save(self, path: PathLike) -> Path:
         """Write the schema as a JSON file."""
@@ -281,16 +269,9 @@ class Schema:
     @classmethod
     def load(cls, path: PathLike) -> Schema:
         """Read a schema that `save` wrote."""
-        try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except TypeError:
-            raise InvalidParameter("path", "must name a file", path) from None
-        except FileNotFoundError:
-            raise InvalidData(f"{path} does not exist.") from None
-        except InvalidData as failure:
-            raise InvalidData(f"{path}: {failure}") from None
-        except (OSError, ValueError) as failure:
-            raise InvalidData(f"{path}: cannot be read: {failure}") from failure
+        require(isinstance(path, str | os.PathLike), "path", "must name a file", path)
+        with FileGuard(path, InvalidData):
+            return cls.from_json(content_of(Path(path)).decode())
 
 
 def _constant_columns(found: Mapping[str, str], source: str) -> InvalidData:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.numbers import Numbers
+from equipoise.core.plain_text import parse_json
 from equipoise.core.trees import leaves
 from equipoise.data.clients import ClientSet
 from equipoise.data.label_range import LabelRange
@@ -107,7 +108,7 @@ def _file_bytes(part: Any, first: bool) -> Numbers:
 def read_content(path: Path) -> Content:
     """A JSON file of a store."""
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except (OSError, ValueError) as failure:
         raise InvalidData(f"{path} cannot be read: {failure}. Copy the store again, or write it again.") from failure
     if not isinstance(content, dict) or content.get("format") != FORMAT:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cached_property
@@ -18,6 +17,7 @@ from pathlib import Path, PurePath
 from types import UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
+from equipoise.core.plain_text import parse_toml
 from equipoise.errors import ConfigError, unknown_name
 from equipoise.experiment.values import in_toml, is_plain, type_text, value_text
 
@@ -32,15 +32,7 @@ class Entry:
     options: str | None = None  # "module:name" of the function whose keywords the target takes as **options
 
 
-@dataclass(frozen=True)
-class CodeFile:
-    """A file of the user's own code: its absolute path, and the SHA-256 of its content."""
-
-    file: str
-    sha256: str
-
-
-_TABLE = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text(encoding="utf-8"))
+_TABLE = parse_toml(Path(__file__).with_name("catalog.toml"))
 CATALOG: dict[str, dict[str, Any]] = _TABLE["parts"]
 FUNCTIONS: list[str] = _TABLE["functions"]
 KIND_HELP: dict[str, str] = _TABLE["kinds"]
@@ -101,7 +93,7 @@ class CatalogPart:
     name: str
     entry: Entry
     own: Callable[..., Any] | None = None  # the class or function, if it is the user's own and not of the catalogue
-    files: Mapping[str, CodeFile] = field(default_factory=dict)  # of the user's own code: import path → file
+    code: Mapping[str, Any] = field(default_factory=dict)  # of such a part: what the section [code] records of it
 
     @cached_property
     def target(self) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -151,8 +151,7 @@ class RunConfig:
         """The configuration as nested TOML tables, with the versions of the installed libraries."""
         parts = {kind: part.table() for kind, part in self.parts.items()}
         left_out = {kind: NONE for kind in catalog.OPTIONAL_PARTS if kind not in self.parts}
-        files = [part.files for part in self._all_parts()] + [dict(own.files) for own in self.functions.values()]
-        code = {path: asdict(file) for each in files for path, file in each.items()}
+        code = {path: entry for each in (*self._all_parts(), *self.functions.values()) for path, entry in each.code.items()}
         return {
             "data": self.data.table(),
             "model": self.model.table(),

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from equipoise.errors import ConfigError, IncompatibleParts, InvalidParameter, unknown_name
+from equipoise.core.plain_text import parse_toml
+from equipoise.errors import ConfigError, FileGuard, IncompatibleParts, InvalidParameter, unknown_name
 from equipoise.experiment import catalog
 from equipoise.experiment.values import toml_text
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The tables of a TOML file. What cannot be read is refused with the path, and wrong TOML with the line."""
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except FileNotFoundError as failure:
-        raise ConfigError(f"{path} does not exist. Name a TOML file, e.g. examples/tail.toml.") from failure
-    except UnicodeDecodeError as failure:
-        raise ConfigError(f"{path} is not a text file in UTF-8: {failure}.") from failure
-    except OSError as failure:
-        raise ConfigError(f"{path} cannot be read: {failure.strerror}.") from failure
-    except tomllib.TOMLDecodeError as failure:
-        table = Path(path).suffix.lower() in (".csv", ".tsv", ".txt")
-        fix = f' A table is named in such a file, by [data] with name = "csv" and path = "{path}".' if table else ""
-        raise ConfigError(f"{path} is not valid TOML: {failure}.{fix}") from failure
+    fix = "Name a TOML file, e.g. examples/tail.toml."
+    if Path(path).suffix.lower() in (".csv", ".tsv", ".txt"):
+        fix = f'A table is named in a TOML file, by [data] with name = "csv" and path = "{path}".'
+    with FileGuard(path, ConfigError, cure=fix):
+        return parse_toml(Path(path))
 
 
 def _steps(key: str) -> list[str]:
@@ -36,8 +29,8 @@ def _steps(key: str) -> list[str]:
     (['data', 'kinds', 'visit no.'], ['train', 'seed'])
     """
     try:
-        found: Any = tomllib.loads(f"{key} = 0") if '"' in key else None
-    except tomllib.TOMLDecodeError:
+        found: Any = parse_toml(f"{key} = 0") if '"' in key else None
+    except ValueError:
         found = None
     if not isinstance(found, dict):
         return [step.strip() for step in key.split(".")]
@@ -57,8 +50,8 @@ def override(table: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
             rule = "must have the form key=value, e.g. --set train.seed=3. A name with a dot in it needs double quotes, e.g."
             raise ConfigError(f"--set {setting} {rule} --set 'data.kinds.\"visit no.\"=left out'.")
         try:
-            parsed = tomllib.loads(f"value = {text}")
-        except tomllib.TOMLDecodeError:
+            parsed = parse_toml(f"value = {text}")
+        except ValueError:
             parsed = {}
         value = parsed["value"] if parsed.keys() == {"value"} else text.strip()
         table = with_value(table, path, value, f"--set {setting}")

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.core.files import write_atomically
+from equipoise.core.plain_text import made_of, parse_json
 from equipoise.core.signature import Signature
-from equipoise.errors import ConfigError, EquipoiseError, InvalidData
+from equipoise.errors import ConfigError, EquipoiseError, FileGuard, InvalidData
 from equipoise.experiment.run_files import RunFolder, file_checksum, log_end, model_bytes
 from equipoise.export import model_card, onnx_files
 from equipoise.export.model_files import about_model, member_name
@@ -95,23 +96,14 @@ class FamilyManifest:
     @classmethod
     def of_bytes(cls, content: bytes, source: str) -> FamilyManifest:
         """The manifest that `to_bytes` wrote; anything else is refused."""
-        from pydantic import TypeAdapter, ValidationError
-
-        try:
-            table = json.loads(content)
+        with FileGuard(source, InvalidData):
+            table = parse_json(content, finite=True)
             if not isinstance(table, dict) or table.get("format") != FORMAT:
                 raise InvalidData(f"{source} is no manifest in the format {FORMAT!r}.")
             table.pop("version", None)
             if (signature := table.pop("signature", None)) is not None:
                 signature = Signature.of_table(signature)
-            read = TypeAdapter(cls).validate_python(table | {"signature": signature})
-        except ValidationError as failure:
-            first = failure.errors()[0]
-            raise InvalidData(f"{source} is damaged at {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
-        except (ValueError, RecursionError) as failure:
-            if isinstance(failure, InvalidData):
-                raise
-            raise InvalidData(f"{source} is not valid JSON: {failure}.") from None
+            read: FamilyManifest = made_of(cls, table | {"signature": signature})
         for member in read.members:
             named = [member.folder, *member.files]
             if any("/" in name or "\\" in name or name in ("", ".", "..") or "\0" in name for name in named):

@@ -42,10 +42,7 @@ def member_records(path: Path, whole: RunRecord, histories: dict[str, Any]) -> l
         algorithms = [replace(recorded, risk=RecordedPart(f"{kind}({manifest.knob}={value!r})")) for value in values]
     records = []
     for member, algorithm in zip(manifest.members, algorithms, strict=True):
-        try:
-            clients = ClientTable.from_parquet(path / MEMBERS / member.folder / CLIENTS)
-        except (OSError, ValueError, KeyError, TypeError) as failure:  # pyarrow's errors are of these kinds
-            raise ConfigError(f"{path} is damaged: {failure}. Run it anew in another folder.") from failure
+        clients = ClientTable.from_parquet(path / MEMBERS / member.folder / CLIENTS)
         history = histories.get(member.name) or histories.get("")
         if history is None:
             raise ConfigError(f"{path} is damaged: its log says nothing of {member.name}.")

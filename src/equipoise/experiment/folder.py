@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.core.files import is_unfinished, locked, remove_unfinished, write_atomically
+from equipoise.core.plain_text import made_of, parse_json
 from equipoise.core.words import counted
-from equipoise.errors import ConfigError, EquipoiseError
+from equipoise.errors import ConfigError, EquipoiseError, FileGuard
 from equipoise.experiment.family_files import MANIFEST, write_family, write_single
 from equipoise.experiment.run_files import ORDER, RunFolder, refuse_damaged_files, write_outcome
 
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
     from equipoise.types import Observer
 
 
+_END: dict[str, Any] = {  # what the last event of a log holds
+    "seconds": float, "data": str, "error_is_loss": bool, "error_name": str, "target": str, "data_version": str,
+    "sha256": dict[str, str], "sampled": dict[str, tuple[int, int]], "privacy": dict[str, Any],
+    "stopped_members": dict[str, Any],
+}  # fmt: skip
 IN_STUDY = "runs of a study leave none, because writing them takes seconds. For one run: equipoise export DIR"
 
 
@@ -194,12 +200,8 @@ def read_record(path: str | Path) -> RunRecord:
 
 def read_records(path: str | Path) -> list[RunRecord]:
     """The record of a finished run, read from its folder; of a family, one for each member. A damaged folder is refused."""
-    try:
+    with FileGuard(path, ConfigError, cure="Run it anew in another folder."):
         return _read_records(path)
-    except ConfigError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as failure:  # pyarrow's errors are of these kinds
-        raise ConfigError(f"{path} is damaged: {failure}. Run it anew in another folder.") from failure
 
 
 def _read_records(path: str | Path) -> list[RunRecord]:
@@ -223,28 +225,29 @@ def _read_records(path: str | Path) -> list[RunRecord]:
     name, histories = config.train.name or folder.path.resolve().name, {"": History()}
     is_family = (folder.path / MANIFEST).exists()
     for line in folder.rounds.read_text(encoding="utf-8").splitlines():
-        event = json.loads(line)
+        event = parse_json(line)
         kind = event.pop("event")
-        history = histories.setdefault(event.get("run", ""), History())
+        history = histories.setdefault(made_of(str, event.get("run", "")), History())
         if kind == "round":
-            history.rounds.append(RoundReport(**{"run": name, **_numbers(event)}))
+            history.rounds.append(made_of(RoundReport, {"run": name, **_numbers(event)}))
         elif kind == "evaluation":
             history.points.append(evaluation_point(event))
+    end = {key: made_of(_END.get(key, Any), value) for key, value in end.items()}
     refuse_damaged_files(folder, end.get("sha256", {}))
     clients = ClientTable((), (), *no_rows()) if is_family else ClientTable.from_parquet(folder.clients)
     costs: dict[str, Any] = {name: float("inf") if value is None else value for name, value in end.get("privacy", {}).items()}
-    spent = Spent(**costs) if costs else None
+    spent = made_of(Spent, costs) if costs else None
     if "stopped" in end:
-        history.stopped = Stopped(**end["stopped"])
+        history.stopped = made_of(Stopped, end["stopped"])
     table = PrivacyTable.of_plain(end["observers"]) if "observers" in end else None
     rounds = spent.rounds if spent is not None else config.train.rounds  # a budget may have ended the run before the last
     for member, stop in end.get("stopped_members", {}).items():
-        histories.setdefault(member, History()).stopped = Stopped(**stop)
+        histories.setdefault(member, History()).stopped = made_of(Stopped, stop)
     if len(histories) > 1 and not histories[""].rounds:
         del histories[""]
     for history in histories.values():
         done = history.stopped.rounds if history.stopped is not None else rounds
-        if [report.round for report in history.rounds] != list(range(done)):
+        if len(history.rounds) != done or any(report.round != number for number, report in enumerate(history.rounds)):
             raise ConfigError(f"{folder.rounds} does not hold each of the {done} rounds once: the log is damaged.")
     first = next(iter(histories.values()))
     rounds = first.stopped.rounds if first.stopped is not None else rounds
@@ -254,7 +257,7 @@ def _read_records(path: str | Path) -> list[RunRecord]:
     record = RunRecord(
         name=name, algorithm=config.algorithm(), seed=config.train.seed, clients=clients, rounds=rounds,
         history=first, clients_per_round=config.train.clients_per_round, epsilon=spent, privacy=table,
-        sampled=_sample_sizes(end.get("sampled")), seconds=end["seconds"], data=end["data"], error_is_loss=end["error_is_loss"],
+        sampled=end.get("sampled"), seconds=end["seconds"], data=end["data"], error_is_loss=end["error_is_loss"],
         data_version=end.get("data_version") or described, error_name=end.get("error_name", ""), target=end.get("target", ""),
         inputs=Schema.load(folder.schema).inputs if folder.schema.is_file() else (),
     )  # fmt: skip
@@ -269,8 +272,8 @@ def evaluation_point(event: dict[str, Any]) -> EvaluationPoint:
     """An evaluation as the log holds it."""
     from equipoise.observers import EvaluationPoint
 
-    splits = {split: _numbers(figures) for split, figures in event["splits"].items()}
-    return EvaluationPoint(event["round"], splits, event.get("histogram"), event.get("not_evaluated", {}))
+    point: EvaluationPoint = made_of(EvaluationPoint, event | {"splits": {s: _numbers(f) for s, f in event["splits"].items()}})
+    return point
 
 
 def no_rows() -> tuple[Any, ...]:
@@ -285,15 +288,10 @@ def count_training_clients(path: str | Path, record: RunRecord) -> int:
     """How many clients a finished run could draw from; a federation lists them in federation.json."""
     roster = Path(path) / "federation.json"
     if roster.exists():
-        members = json.loads(roster.read_text(encoding="utf-8"))["clients"]
-        return sum("train" in member["splits"] for member in members)
+        with FileGuard(roster, ConfigError, cure="Run it anew in another folder."):
+            return sum("train" in member["splits"] for member in parse_json(roster)["clients"])
     sample = record.sample_of("train")
     return sample[1] if sample is not None else len(record.clients.where("train"))
-
-
-def _sample_sizes(written: dict[str, list[int]] | None) -> dict[str, tuple[int, int]] | None:
-    """How many clients of each split were evaluated, and how many there are, from JSON; None: all of them."""
-    return None if written is None else {split: (evaluated, every) for split, (evaluated, every) in written.items()}
 
 
 def finished_runs(folders: Iterable[Path]) -> list[Path]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from equipoise.core.plain_text import parse_json, parse_toml
 from equipoise.errors import CheckpointError
 from equipoise.experiment.run_files import RunFolder
 from equipoise.privacy.common_clients import join_data, marks_in
@@ -34,7 +33,7 @@ def find_open_runs(folder: Path) -> list[OpenRun]:
 
 def _is_open(config: Path) -> bool:
     try:
-        algorithm = tomllib.loads(config.read_text(encoding="utf-8"))["algorithm"]
+        algorithm = parse_toml(config)["algorithm"]
         privacy = algorithm.get("privacy")
     except (OSError, ValueError, KeyError, AttributeError):
         return False  # no run
@@ -75,7 +74,7 @@ def _marked(folder: Path) -> Iterator[tuple[Iterable[str], set[tuple[str, ...]]]
 def _file_of(config: Path) -> str:
     """The file or the folder that the data of a run are read from; empty if they are drawn, or not known."""
     try:
-        data = tomllib.loads(config.read_text(encoding="utf-8"))["data"]
+        data = parse_toml(config)["data"]
         found = data.get("path", data.get("folder", ""))
     except (OSError, ValueError, KeyError, AttributeError):
         return ""
@@ -91,7 +90,7 @@ def _data_of(path: Path) -> Iterable[str]:
 
 def _nodes_of(roster: Path) -> set[tuple[str, ...]]:
     try:
-        members = json.loads(roster.read_text(encoding="utf-8"))["clients"]
+        members = parse_json(roster)["clients"]
         return {("node", member["client"], member["fingerprint"]) for member in members}
     except (OSError, ValueError, KeyError, TypeError):
         return set()

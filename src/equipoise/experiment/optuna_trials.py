@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from equipoise.core.plain_text import parse_json
 from equipoise.errors import ConfigError, NotWritten
 from equipoise.experiment.search import Axis, Range, Values, trial_name
 from equipoise.experiment.trial_results import TrialResult
@@ -139,11 +140,11 @@ def open_study(optuna: Any, identity: Mapping[str, Any], path: Path | None) -> A
         study = optuna.create_study(study_name="search", storage=f"sqlite:///{path.resolve()}", load_if_exists=True)
         if "search" not in study.user_attrs:
             study.set_user_attr("search", here)
-        there = json.loads(study.user_attrs["search"])
+        there = parse_json(study.user_attrs["search"])
     except (SQLAlchemyError, optuna.exceptions.OptunaError) as failure:
         reason = str(failure).splitlines()[0]
         raise ConfigError(f"{path} cannot be used: {reason}. Delete it, or name another folder.") from failure
-    for key, value in json.loads(here).items():
+    for key, value in parse_json(here).items():
         if there.get(key) != value:
             raise ConfigError(f"{path} holds a search with another {key}. Name another folder.")
     return study

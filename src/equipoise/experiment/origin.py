@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from equipoise.experiment.own_code import OwnCode, recorded_files
+from equipoise.experiment.own_code import OwnCode, recorded_folders
 
 # "never" for reports and listings; "run" for a configuration that the user runs; "resume" for the folder of a run.
 CodeUse = Literal["never", "run", "resume"]
@@ -33,7 +33,7 @@ class Origin:
             return cls(folder)
         left_by_run = any((folder / name).exists() for name in ("rounds.jsonl", "checkpoint/state.safetensors"))
         by_a_run = code == "resume" or "code" in table or left_by_run
-        return cls(folder, OwnCode(folder, recorded_files(table) if by_a_run else None, trust=trust))
+        return cls(folder, OwnCode(folder, recorded_folders(table) if by_a_run else None, trust=trust))
 
     def path(self, text: str) -> str:
         """A path of the configuration, absolute.

@@ -1,21 +1,26 @@
-"""Code of the user's own that a configuration names by import path, "module:name": found, hashed and checked, then run.
+"""The one place where a configuration's import path, "module:name", becomes a class or function.
 
-Finding a file imports nothing: the path follows from the names. The bytes that were hashed are the bytes that run: modules are
-compiled from them, and no compiled file (`__pycache__`) is read. Every `__init__.py` of a package on the way is code, too, and
-is hashed and checked by the package's name. Further modules that the code imports are not covered.
+An import path names what an installed package has registered under `ENTRY_POINTS`, or what a module of the user's own folder
+defines. Nothing else that is installed can be named: numpy.load, say, reads pickles.
+
+Trust is for a whole folder: all that a module there can import from it (`CodeFolder`). Finding it imports nothing, and the
+bytes that were hashed are the bytes that run: modules are compiled from them, and nothing else of the folder is imported. No
+compiled file (`__pycache__`) is read, and no file there hides a module of Python or of an installed package.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
+from functools import cached_property
 from importlib import import_module
-from importlib.abc import ExecutionLoader
+from importlib.abc import ExecutionLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import entry_points
 from importlib.util import decode_source, spec_from_loader
 from keyword import iskeyword
 from pathlib import Path
@@ -23,125 +28,113 @@ from types import ModuleType
 from typing import Any
 
 from equipoise.errors import ConfigError, EquipoiseError
-from equipoise.experiment.catalog import CatalogPart, CodeFile, Entry, own_signature
-from equipoise.experiment.trusted_code import extend_list, trusted_pairs
+from equipoise.experiment.catalog import CatalogPart, Entry, own_signature
+from equipoise.experiment.trusted_code import INIT, CodeFolder, extend_list, trusted_pairs
 
-NOT_COVERED = "Other modules that it imports, also those in its folder, are not covered by this check: read them, too."
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """The source of one module, as it was read: `key` is its import path, or the name of a package on the way."""
-
-    key: str
-    module: str
-    path: Path
-    content: bytes
-
-    @property
-    def sha256(self) -> str:
-        """The SHA-256 of the content, as `sha256sum` prints it."""
-        return sha256(self.content).hexdigest()
-
-    @property
-    def is_package(self) -> bool:
-        """Whether the file is that of a package."""
-        return self.path.name == "__init__.py"
+ENTRY_POINTS = "equipoise.parts"  # the group of entry points: NAME = "module:name", one for each part
+Recorded = Mapping[str, Mapping[str, str]]  # folder → file → SHA-256
 
 
 @dataclass(frozen=True)
 class OwnCode:
     """The code that a configuration may name.
 
-    Without `recorded`, modules are found beside the configuration (in `folder`) or on sys.path, and are trusted from now on,
-    because the user runs this configuration. With `recorded`, a section [code] that a run has written, only its files are
-    used, if they have not changed and are in the user's list of trusted code; `trust` puts them there.
+    Without `recorded` it is that of the configuration's own `folder`, which is trusted from now on, because the user runs this
+    configuration. With `recorded`, a section [code] that a run has written, it is that of the folders there, if their code has
+    not changed and is in the user's list; `trust` puts it there.
     """
 
     folder: Path
-    recorded: Mapping[str, CodeFile] | None = None
+    recorded: Recorded | None = None
     trust: bool = False
 
     def part(self, kind: str, import_path: str, where: str) -> CatalogPart:
         """The class or function "module:name" as a part of a configuration; `where` is the dotted key that names it."""
         module, attribute = split_import_path(import_path, where)
-        files = self._find(import_path, module, where) if self.recorded is None else self._recorded(import_path, module, where)
-        pairs = {(file.key, file.sha256) for file in files}
-        if self.recorded is None or self.trust:
-            extend_list(pairs)
-        elif unknown := pairs - trusted_pairs():
-            shown = ", ".join(f"{f.path} (SHA-256 {f.sha256})" for f in files if (f.key, f.sha256) in unknown)
-            raise ConfigError(
-                f"{where}: {import_path} is code of its own, and your list of trusted code does not have {shown}. Read the "
-                f"code; if you trust it, give the same command with --trust. {NOT_COVERED}"
-            )
-        found = vars(run_module(files, where, import_path)).get(attribute)
-        if not callable(found):
-            what = f"is a {type(found).__name__}" if found is not None else "is not there"
-            raise ConfigError(
-                f"{where}: {import_path} must be a class or function of {files[-1].path}, but {attribute} {what}."
-            )
+        found, code = registered(import_path, where)
+        if not code:
+            folder = next((each for each in self._folders if module in each.modules), None)
+            if folder is None:
+                raise self._not_found(import_path, where)
+            self._admit(folder, import_path, where)
+            found, code = _attribute(folder, module, attribute, where), {str(folder.path): folder.hashes}
         try:
             own_signature(found)
         except (TypeError, ValueError) as failure:
             raise ConfigError(f"{where}: the parameters of {import_path} cannot be read: {failure}.") from failure
-        recorded = {file.key: CodeFile(str(file.path), file.sha256) for file in files}
-        return CatalogPart(kind, import_path, Entry(import_path), own=found, files=recorded)
+        return CatalogPart(kind, import_path, Entry(import_path), own=found, code=code)
 
-    def _find(self, import_path: str, module: str, where: str) -> list[SourceFile]:
-        """The files of a module beside the configuration, or else on sys.path."""
-        roots = [self.folder, *(Path(entry).absolute() for entry in sys.path if entry)]
-        top = module.partition(".")[0]
-        root = next((r for r in roots if (r / top / "__init__.py").is_file() or (r / f"{top}.py").is_file()), None)
-        if root is None:
+    @cached_property
+    def _folders(self) -> list[CodeFolder]:
+        """The code there is, read once for all parts of a configuration."""
+        return [CodeFolder.read(Path(each)) for each in ((self.folder,) if self.recorded is None else self.recorded)]
+
+    def _not_found(self, import_path: str, where: str) -> ConfigError:
+        module = import_path.partition(":")[0]
+        place = f"the section [code] of this run has no file of {module!r}"
+        if self.recorded is None:
+            place = f"there is no {module.replace('.', '/')}.py in {self.folder} or in a package there with an {INIT}"
+        return ConfigError(
+            f"{where}: {import_path} was not found: {place}, and no installed package has registered it (group {ENTRY_POINTS})."
+        )
+
+    def _admit(self, folder: CodeFolder, import_path: str, where: str) -> None:
+        """Refuse code that has changed since it was recorded, or that the user does not trust."""
+        before = folder.hashes if self.recorded is None else next(
+            hashes for path, hashes in self.recorded.items() if Path(path).resolve() == folder.path
+        )  # fmt: skip
+        if changed := sorted(name for name, _ in before.items() ^ folder.hashes.items()):
+            was, now = (hashes.get(changed[0], "that of no file") for hashes in (before, folder.hashes))
             raise ConfigError(
-                f"{where}: {import_path} was not found: there is neither {self.folder / top}.py nor a package {top} with an "
-                f"__init__.py in {self.folder} or on sys.path."
+                f"{where}: {folder.path / changed[0]} has changed since the run began: its SHA-256 was {was} and is {now}. "
+                "Put the former file back, or begin a new run from your configuration."
             )
-        files: list[SourceFile] = []
-        for key, name in steps(import_path, module):
-            stem = root.joinpath(*name.split("."))
-            path = next((p for p in (stem / "__init__.py", stem.with_name(f"{stem.name}.py")) if p.is_file()), None)
-            if path is None or (key != import_path and path.name != "__init__.py"):
-                raise ConfigError(f"{where}: {import_path} was not found: {stem} has no __init__.py, and is no module.")
-            files.append(SourceFile(key, name, path, read_source(path, where)))
-        return files
-
-    def _recorded(self, import_path: str, module: str, where: str) -> list[SourceFile]:
-        """The files of a module that the section [code] records, unchanged."""
-        files: list[SourceFile] = []
-        for key, name in steps(import_path, module):
-            entry = (self.recorded or {}).get(key)
-            if entry is None:
-                raise ConfigError(
-                    f"{where}: {import_path} is code of its own, but the section [code] of this run has no {key!r}. Run it "
-                    "anew from your own configuration."
-                )
-            path = Path(entry.file)
-            if not path.is_absolute():
-                raise ConfigError(f"code.{key}.file must be an absolute path, but is {entry.file!r}.")
-            file = SourceFile(key, name, path, read_source(path, where))
-            if file.sha256 != entry.sha256:
-                raise ConfigError(
-                    f"{where}: {path} has changed since the run began: its SHA-256 was {entry.sha256} and is {file.sha256}. "
-                    "Put the former file back, or begin a new run from your configuration."
-                )
-            if key != import_path and not file.is_package:
-                raise ConfigError(f"code.{key}.file must be the __init__.py of a package, but is {entry.file!r}.")
-            files.append(file)
-        return files
+        if self.recorded is None or self.trust:
+            extend_list(folder.pair)
+        elif folder.pair not in trusted_pairs():
+            shown = ", ".join(f"{folder.path / name} (SHA-256 {digest})" for name, digest in folder.hashes.items())
+            raise ConfigError(
+                f"{where}: {import_path} is code of its own, and your list of trusted code does not have this content of its "
+                f"folder: {shown}. Read all of it; if you trust it, give the same command with --trust."
+            )
 
 
-def recorded_files(table: Mapping[str, Any]) -> dict[str, CodeFile]:
-    """The section [code] of a configuration that a run has written."""
+def registered(import_path: str, where: str) -> tuple[Any, dict[str, str]]:
+    """What an installed package has registered under this import path, and the name and version of the package."""
+    for each in entry_points(group=ENTRY_POINTS):
+        if each.value == import_path:
+            with own_failures(where, import_path):
+                return each.load(), {import_path: f"{each.dist.name} {each.dist.version}" if each.dist else "installed"}
+    return None, {}
+
+
+def _attribute(folder: CodeFolder, module: str, attribute: str, where: str) -> Any:
+    """What a module of an admitted folder defines under a name; what it has imported from elsewhere is refused."""
+    import_path, file = f"{module}:{attribute}", folder.path / folder.modules[module]
+    found = vars(run_module(folder, module, where, import_path)).get(attribute)
+    if not callable(found):
+        what = f"is a {type(found).__name__}" if found is not None else "is not there"
+        raise ConfigError(f"{where}: {import_path} must be a class or function of {file}, but {attribute} {what}.")
+    home = str(found.__module__) if inspect.isroutine(found) or inspect.isclass(found) else module
+    if home not in folder.modules and home.partition(".")[0] != "equipoise":
+        cure = f"Define it there: a function {attribute} that calls it."
+        raise ConfigError(f"{where}: {import_path} must be a class or function of {file}, but is one of {home}. {cure}")
+    return found
+
+
+def recorded_folders(table: Mapping[str, Any]) -> Recorded:
+    """The folders in the section [code] of a configuration that a run has written; packages there are only named."""
     section = table.get("code", {})
     good = isinstance(section, Mapping) and all(
-        isinstance(entry, Mapping) and entry.keys() == {"file", "sha256"} and all(isinstance(v, str) for v in entry.values())
+        isinstance(entry, str) or (isinstance(entry, Mapping) and all(isinstance(v, str) for v in entry.values()))
         for entry in section.values()
     )
     if not good:
-        raise ConfigError("[code] must hold tables with file and sha256, as a run writes it. Leave it out, or do not edit it.")
-    return {name: CodeFile(**entry) for name, entry in section.items()}
+        raise ConfigError("[code] must hold folders with SHA-256 by file, as a run writes it. Leave it out, or do not edit it.")
+    folders = {path: entry for path, entry in section.items() if isinstance(entry, Mapping)}
+    if relative := next((path for path in folders if not Path(path).is_absolute()), None):
+        raise ConfigError(f"[code] must name folders by their absolute path, but has {relative!r}. Begin a new run.")
+    return folders
 
 
 def split_import_path(import_path: str, where: str) -> tuple[str, str]:
@@ -154,50 +147,62 @@ def split_import_path(import_path: str, where: str) -> tuple[str, str]:
     return module, attribute
 
 
-def steps(import_path: str, module: str) -> Iterator[tuple[str, str]]:
-    """What runs on the way to an import path: keys in [code] and names of modules, packages first.
-
-    >>> list(steps("a.b:f", "a.b"))
-    [('a', 'a'), ('a.b:f', 'a.b')]
-    """
-    names = module.split(".")
-    for count in range(1, len(names)):
-        package = ".".join(names[:count])
-        yield package, package
-    yield import_path, module
-
-
-def read_source(path: Path, where: str) -> bytes:
-    """The content of a file of code; only a regular file is read."""
-    try:
-        if path.is_file():
-            return path.read_bytes()
-        reason = "it is not a file" if path.exists() else "it does not exist"
-    except (OSError, ValueError) as failure:
-        reason = str(failure)
-    raise ConfigError(f"{where}: the code {path} cannot be read: {reason}. Put it back, or begin a new run.")
-
-
 # ------------------------------------------------------------------------------------------------------------- running it
 
 
-class CheckedSources:
-    """Finds and loads modules from sources that were checked; Python asks it before it looks at the disk."""
+@dataclass(frozen=True)
+class SourceFile:
+    """The source of one module, as it was read and hashed."""
+
+    path: Path
+    content: bytes
+
+    @property
+    def is_package(self) -> bool:
+        """Whether the file is that of a package."""
+        return self.path.name == INIT
+
+
+class CheckedSources(MetaPathFinder):
+    """Finds modules in the folders that were admitted; Python asks it before it looks at the disk."""
 
     def __init__(self) -> None:
-        self.files: dict[str, SourceFile] = {}
+        self.files: dict[str, SourceFile] = {}  # by module
+
+    def admit(self, folder: CodeFolder) -> None:
+        """Take the modules of a folder. If one runs with another source, or from another folder, it is forgotten."""
+        new = {name: SourceFile(folder.path / file, folder.sources[file]) for name, file in folder.modules.items()}
+        there = {name for name, file in self.files.items() if file.path.is_relative_to(folder.path)}
+        if {name: self.files[name] for name in there} != new:
+            for name in there | (self.files.keys() & new.keys()):
+                del self.files[name]
+                if name in sys.modules and isinstance(vars(sys.modules[name]).get("__loader__"), CheckedLoader):
+                    del sys.modules[name]
+            self.files |= new
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """How to load a module, if it is one of the checked; None for any other."""
-        file = self.files.get(name)
-        if file is None:
+        """How to load a module, if it is one of the admitted; None for any other."""
+        file, package = self.files.get(name), name.rpartition(".")[0]
+        if (file is None and package not in self.files) or self._is_elsewhere(name.partition(".")[0]):
             return None
+        if file is None:
+            raise ModuleNotFoundError(f"{self.files[package].path.parent} has no source of {name!r}", name=name)
         spec = spec_from_loader(name, CheckedLoader(file), origin=str(file.path), is_package=file.is_package)
         if spec is not None:
             spec.has_location = True  # the module has a __file__
             if file.is_package:
                 spec.submodule_search_locations = [str(file.path.parent)]
         return spec
+
+    def _is_elsewhere(self, top: str) -> bool:
+        """Whether a module of Python, or an installed one, has the name of an admitted file: it is meant then."""
+        found = (finder.find_spec(top, None) for finder in sys.meta_path if finder is not self)
+        origin = next((str(spec.origin) for spec in found if spec is not None and spec.loader is not None), None)
+        return top in sys.stdlib_module_names or (
+            origin is not None and Path(origin).resolve() != self.files[top].path.resolve()
+        )
 
 
 class CheckedLoader(ExecutionLoader):
@@ -222,39 +227,26 @@ class CheckedLoader(ExecutionLoader):
 _CHECKED = CheckedSources()
 
 
-def run_module(files: Sequence[SourceFile], where: str, import_path: str) -> ModuleType:
-    """Import the last of the files, after the packages that it lies in; a module that runs already is used as it is."""
-    for file in files:
-        present, checked = sys.modules.get(file.module), _CHECKED.files.get(file.module)
-        if present is not None and checked is None:
-            origin = vars(present).get("__file__")
-            if origin is None or Path(origin).resolve() != file.path.resolve():
-                raise ConfigError(
-                    f"{where}: another module {file.module!r} is in use, {origin}. Give {file.path} another name."
-                )
-            continue
-        if checked is not None and checked != file:
-            for name in [n for n in sys.modules if n == file.module or n.startswith(f"{file.module}.")]:
-                del sys.modules[name]
-        _CHECKED.files[file.module] = file
-    if _CHECKED not in sys.meta_path:
-        sys.meta_path.insert(0, _CHECKED)
-    root = str(files[0].path.parents[1 if files[0].is_package else 0])
-    if root not in sys.path:
-        sys.path.append(root)  # last: modules beside the code can be imported, but hide no others
-    with own_failures(where, import_path, files):
-        return import_module(files[-1].module)
+def run_module(folder: CodeFolder, module: str, where: str, import_path: str) -> ModuleType:
+    """Import a module of a folder that was admitted; one that runs already from its file is used as it is."""
+    _CHECKED.admit(folder)
+    with own_failures(where, import_path):
+        found = import_module(module)
+        origin, file = vars(found).get("__file__"), folder.path / folder.modules[module]
+        if origin is None or Path(origin).resolve() != file.resolve():
+            raise ConfigError(f"{where}: another module {module!r} is in use, {origin}. Give {file} another name.")
+        return found
 
 
 @contextmanager
-def own_failures(where: str, import_path: str, files: Sequence[SourceFile | CodeFile]) -> Iterator[None]:
-    """Turn what the user's own code raises into a ConfigError with the line of that code."""
+def own_failures(where: str, import_path: str) -> Iterator[None]:
+    """Turn what code of the user's own, or of a package, raises into a ConfigError with the line of the user's code."""
     try:
         yield
     except EquipoiseError:
         raise
     except (Exception, SystemExit) as failure:
-        own = {str(f.path) if isinstance(f, SourceFile) else f.file for f in files}
+        own = {str(file.path) for file in _CHECKED.files.values()}
         lines = [f"{s.filename}, line {s.lineno}" for s in traceback.extract_tb(failure.__traceback__) if s.filename in own]
         place = f" ({lines[-1]})" if lines else ""
         raise ConfigError(f"{where}: {import_path} failed: {type(failure).__name__}: {failure}{place}") from failure

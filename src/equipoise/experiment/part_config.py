@@ -37,12 +37,12 @@ class PartConfig:
         return self.own or catalog.part(self.kind, self.name)
 
     @property
-    def files(self) -> dict[str, catalog.CodeFile]:
-        """The files of the user's own code that this part and the parts in it are made of, by import path."""
+    def code(self) -> dict[str, Any]:
+        """What the section [code] records of the code that this part and the parts in it are made of."""
         inner = [value for value in self.parameters.values() if isinstance(value, PartConfig)]
         for name, parameter in self.part.parameters.items():
             inner += [term for _, term in self.parameters.get(name, ())] if parameter.terms else []
-        return dict(self.part.files) | {path: file for part in inner for path, file in part.files.items()}
+        return dict(self.part.code) | {path: entry for part in inner for path, entry in part.code.items()}
 
     def make(self, where: str, **objects: Any) -> Any:
         """Make the part. What its constructor refuses becomes a ConfigError at the dotted key `where`."""
@@ -52,7 +52,7 @@ class PartConfig:
                 values[name] = value.make(f"{where}.{name}")
             elif self.part.parameters[name].terms:
                 values[name] = [(factor, inner.make(f"{where}.{name}[{i}]")) for i, (factor, inner) in enumerate(value)]
-        own = own_failures(where, self.name, list(self.part.files.values())) if self.own else nullcontext()
+        own = own_failures(where, self.name) if self.own else nullcontext()
         with refusals_at(where, self.part.parameters, self.name), own:
             return self.part.make(values, **objects)
 

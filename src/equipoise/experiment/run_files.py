@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.core.files import DurableFile, write_atomically, writing
+from equipoise.core.plain_text import parse_json
 from equipoise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class RunFolder:
             return {}
         for line in reversed(lines):
             try:
-                event = json.loads(line.decode("utf-8"))
+                event = parse_json(line.decode("utf-8"))
             except ValueError:  # cut off, or being written
                 continue
             if isinstance(event, dict):

@@ -95,7 +95,7 @@ def _made_by(import_path: str, schema: Schema) -> Any:
     if asked := [each.name for each in parameters if each.default is each.empty and each.name not in given]:
         fix = "Name a function of yours that makes the model as it was trained, e.g. def make(schema): return Net(…)."
         raise ConfigError(f"--model {import_path}: it needs {', '.join(asked)}, which nobody gives. {fix}")
-    with own_failures("--model", import_path, list(part.files.values())):
+    with own_failures("--model", import_path):
         return part.target(**given)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,12 @@ import torch
 from torch import nn
 
 from equipoise.client_table import ClientTable, own_models_worse
+from equipoise.core.plain_text import parse_json
 from equipoise.core.task import Task
 from equipoise.core.words import counted
 from equipoise.data.client_predictions import predicted_table
 from equipoise.data.schema import Schema
-from equipoise.errors import ConfigError, InvalidParameter, require
+from equipoise.errors import ConfigError, FileGuard, InvalidParameter, require
 from equipoise.experiment.config_tables import read_toml
 from equipoise.experiment.run_files import RunFolder, refuse_damaged_files
 from equipoise.experiment.run_model import filled_copy, is_own_of_python, model_file, trained_model
@@ -122,11 +122,9 @@ def own_models_of(run: RunFolder, shared: nn.Module) -> SavedPersonalModels:
     stored = {run.personal.name, run.personal_ids.name, run.clients.name}
     checksums = run.last_event().get("sha256", {})
     refuse_damaged_files(run, {name: checksum for name, checksum in checksums.items() if name in stored})
-    try:
+    with FileGuard(run.personal, ConfigError, cure="Run it anew."):
         rows = np.load(run.personal, mmap_mode="r", allow_pickle=False)
-        clients, ids = ClientTable.from_parquet(run.clients), _ids(run)
-    except (OSError, ValueError, EOFError, KeyError) as failure:  # pyarrow's errors are of these kinds
-        raise ConfigError(f"The own models in {run.path} cannot be read: {failure}. Run it anew.") from failure
+    clients, ids = ClientTable.from_parquet(run.clients), _ids(run)
     width = Task.of(shared).width
     if rows.ndim != 2 or rows.dtype.kind != "f" or rows.shape[1] != width:
         raise ConfigError(
@@ -136,7 +134,7 @@ def own_models_of(run: RunFolder, shared: nn.Module) -> SavedPersonalModels:
     if len(rows) != len(ids):
         raise ConfigError(
             f"{run.personal} holds own models of {counted(len(rows), 'client')}, but {len(ids)} clients are named in the "
-            f"folder. With evaluate_clients, {run.personal_ids.name} names them; version 0.1 did not write it. Run it anew."
+            f"folder. With evaluate_clients, {run.personal_ids.name} names them. Run it anew."
         )
     judged = next(split for split in ("test", "validation", "train") if split in clients.split)
     schema = Schema.load(run.schema) if run.schema.is_file() else None
@@ -147,7 +145,8 @@ def _ids(run: RunFolder) -> tuple[str, ...]:
     """The ids of the clients that have a row in personal.npy: all training clients, also those that were not evaluated."""
     if not run.personal_ids.is_file():
         return ClientTable.from_parquet(run.clients).where("train").client
-    ids = json.loads(run.personal_ids.read_text(encoding="utf-8"))
-    if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids) or len(set(ids)) < len(ids):
-        raise ValueError(f"{run.personal_ids.name} must be a list of different ids")
+    with FileGuard(run.personal_ids, ConfigError, cure="Run it anew."):
+        ids = parse_json(run.personal_ids)
+        if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids) or len(set(ids)) < len(ids):
+            raise ValueError("it must be a list of different ids")
     return tuple(ids)

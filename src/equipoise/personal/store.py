@@ -65,7 +65,7 @@ class ClientRows:
             raise EquipoiseError(f"{self.path} holds rows of shape {found[0]}, and this run needs {shape}. Start anew.")
         self._row_bytes, length = kind.itemsize * len(first), self.path.stat().st_size
         self._behind = self._begin + self._row_bytes * 2 * clients
-        if length < self._behind:
+        if length < self._behind + _CHECKSUM.itemsize * 2 * clients:
             raise EquipoiseError(f"{self.path} is damaged: it is shorter than it was. Bring back a copy, or start anew.")
         if places is not None:
             try:
@@ -74,8 +74,8 @@ class ClientRows:
                 raise self._not_written(failure) from failure
         weakref.finalize(self, self._written.close)
         self._rows: np.ndarray[Any, np.dtype[Any]] = np.memmap(self.path, kind, "r", self._begin, shape)
-        if places is not None:
-            self._refuse_damage(places, has_checksums=length > self._behind)
+        for k in () if places is None else places.nonzero().flatten().tolist():
+            self._checked_row(int(places[k]), k)
 
     def _new_file(self, kind: np.dtype[Any], shape: tuple[int, ...]) -> DurableFile:
         """A file of rows and checksums; only its header is written."""
@@ -88,20 +88,6 @@ class ClientRows:
         file.sync()
         sync_folder(self.path.parent)
         return file
-
-    def _refuse_damage(self, places: Tensor, *, has_checksums: bool) -> None:
-        """Refuse rows that are not what was written; a file of version 0.1 gets checksums."""
-        if not has_checksums:
-            self._written.truncate(self._behind + _CHECKSUM.itemsize * 2 * len(places))
-        for k in places.nonzero().flatten().tolist():
-            place = int(places[k])
-            if has_checksums:
-                self._checked_row(place, k)
-                continue
-            try:
-                self._write_checksum(place, k, zlib.crc32(self._rows[place - 1, k].tobytes()))
-            except OSError as failure:
-                raise self._not_written(failure) from failure
 
     def _checked_row(self, place: int, k: int) -> np.ndarray[Any, np.dtype[Any]]:
         row: np.ndarray[Any, np.dtype[Any]] = self._rows[place - 1, k]

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from equipoise.core.files import GrowingFile
+from equipoise.core.plain_text import parse_json
 from equipoise.errors import EquipoiseError, NotWritten, is_integer, is_number
 from equipoise.privacy.accounting import Method, epsilon_of, gaussian_epsilon
 from equipoise.privacy.releases import CohortEvent, FixedSampling, NoSampling, PoissonSampling, Release, Sampling
@@ -68,7 +69,7 @@ class LedgerEntry:
     @classmethod
     def of_line(cls, line: str) -> LedgerEntry:
         """The entry that `line` wrote; ValueError for a field with a value that no entry has."""
-        said = json.loads(line)
+        said = parse_json(line, finite=True)
         for name in ("sampling", "cohort"):
             if said.get(name) is not None:
                 said[name] = tuple(said[name])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from equipoise.core.plain_text import parse_toml
 from equipoise.core.words import cells, joined, padded
 from equipoise.privacy.accounting import epsilon_of
 from equipoise.privacy.ledger import (
@@ -130,7 +130,7 @@ def runs_without_ledger(folder: Path) -> list[Path]:
 
     def is_private(config: Path) -> bool:
         try:
-            algorithm = tomllib.loads(config.read_text(encoding="utf-8")).get("algorithm")
+            algorithm = parse_toml(config).get("algorithm")
         except (OSError, ValueError):
             return False
         return isinstance(algorithm, dict) and isinstance(algorithm.get("privacy"), dict)

@@ -12,6 +12,7 @@ from typing import Any
 
 from equipoise import metrics
 from equipoise.core.files import write_atomically
+from equipoise.core.plain_text import parse_json
 from equipoise.errors import Diverged, ObserverFailed
 from equipoise.observers import Evaluation
 from equipoise.reproduce.entry import Method
@@ -55,7 +56,7 @@ class AccuracyCurves(Observer):
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
+            stored = parse_json(path)
         except (FileNotFoundError, ValueError):
             stored = {}
         self.curves: dict[str, dict[int, float]] = {

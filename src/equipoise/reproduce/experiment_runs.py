@@ -20,6 +20,7 @@ from torch import nn
 from equipoise.core.devices import usable_device
 from equipoise.core.files import write_atomically
 from equipoise.core.grouping import grouped
+from equipoise.core.plain_text import parse_json
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines import Simulator
 from equipoise.errors import ConfigError, Diverged, InvalidParameter, require
@@ -315,7 +316,7 @@ def together_on(
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if the file is absent or damaged."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = parse_json(path)
     except (FileNotFoundError, ValueError):
         return {}
     return content

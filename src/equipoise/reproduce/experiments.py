@@ -5,12 +5,12 @@ experiments.toml has the experiments of the Δ-FL papers and of the thesis, benc
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from functools import partial
 from importlib import resources
 from typing import Any
 
+from equipoise.core.plain_text import parse_toml
 from equipoise.data.text import PADDING
 from equipoise.experiment import catalog
 from equipoise.models import CharGRU, ConvNet, EmbeddingLSTM, Logistic, Softmax
@@ -93,7 +93,7 @@ def read_experiments() -> tuple[dict[str, Experiment], dict[str, Need], dict[str
     """All experiments by name, all files that they need by path, and experiments of several tables: a name for some others."""
     tables: dict[str, Any] = {}
     for file in ("experiments.toml", "benchmarks.toml"):
-        content = tomllib.loads(resources.files(__package__).joinpath(file).read_text(encoding="utf-8"))
+        content = parse_toml(resources.files(__package__).joinpath(file).read_bytes())
         tables = {**tables, **content, "files": {**tables.get("files", {}), **content["files"]}}
     needs = {path: Need(path, origin) for path, origin in tables.pop("files").items()}
     groups = {name: tuple(members) for name, members in tables.pop("several").items()}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
 
+from equipoise.core.plain_text import parse_toml
 from equipoise.report.data.over_seeds import Spread
 
 _TEXT_KEYS = ("parameter", "chosen_on")  # the keys of a row that are no figures
@@ -42,7 +42,7 @@ class PublishedTable:
 @cache
 def _document(name: str) -> dict[str, Any]:
     """All tables of one document."""
-    return tomllib.loads(resources.files(__package__).joinpath("published", f"{name}.toml").read_text(encoding="utf-8"))
+    return parse_toml(resources.files(__package__).joinpath("published", f"{name}.toml").read_bytes())
 
 
 @cache

@@ -24,14 +24,15 @@ import torch
 from torch import Tensor
 
 from equipoise.core.files import locked, make_folder, remove_unfinished, write_atomically, writing
+from equipoise.core.plain_text import parse_json
 from equipoise.core.tensor_files import read_tensor_file, tensor_file_bytes
-from equipoise.errors import CheckpointError, Diverged, NotWritten, notify, require
+from equipoise.errors import CheckpointError, Diverged, FileGuard, NotWritten, notify, require
 from equipoise.observers import EvaluationPoint, History
 from equipoise.runs.history_columns import packed_reports, unpacked_reports
 from equipoise.runs.identity import identity_of, refuse_other_run
 from equipoise.runs.state_rules import refuse_unkeepable
 from equipoise.runs.stopping import StopState
-from equipoise.types import Observer, PersonalWork, RoundReport, ServerState, SolverMemory
+from equipoise.types import Observer, PersonalWork, ServerState, SolverMemory
 
 if TYPE_CHECKING:
     from equipoise.runs.setup import Setting
@@ -40,15 +41,12 @@ if TYPE_CHECKING:
 SECONDS = 10.0  # between checkpoints, unless a number of rounds is given
 SHARE = 0.05  # of a run's time that may go into writing checkpoints, unless a number of rounds is given
 KIND = "checkpoint"
-MOVED_MODULES = {"equipoise.personal.run": "equipoise.personal.personal_run"}  # of state classes, since version 0.1
+NO_CHECKPOINT = "is no checkpoint of a run", "Delete it to start anew."
 
 
 @dataclass(frozen=True, eq=False)
 class SavedRun:
-    """A run between two rounds, and the error that stopped it, if one did.
-
-    Further fields are optional: a file without one is read with its default, so that files of earlier versions stay readable.
-    """
+    """A run between two rounds, and the error that stopped it, if one did."""
 
     state: ServerState
     history: History
@@ -106,43 +104,31 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
 
     def run(whole: dict[str, Any]) -> SavedRun:
         parts = {name: unpacked(value, tensors, place) for name, value in whole["state"].items()}
-        # Version 0.1 wrote every report as an object.
-        given = (
-            [RoundReport(**r) for r in whole["rounds"]] if "rounds" in whole else unpacked_reports(whole["reports"], tensors)
-        )
-        history = History(given, points=[EvaluationPoint(**p) for p in whole["points"]])
-        failure = Diverged(*whole["failure"]) if whole.get("failure") is not None else None
-        start, stop = (unpacked(whole.get(name), tensors, place) for name in ("start", "stop"))
-        return SavedRun(ServerState(**parts), history, whole["identity"], failure, start, stop, whole.get("secret", ""))
+        reports, points = unpacked_reports(whole["reports"], tensors), [EvaluationPoint(**point) for point in whole["points"]]
+        history = History(reports, points=points)
+        failure = Diverged(*whole["failure"]) if whole["failure"] is not None else None
+        start, stop = (unpacked(whole[name], tensors, place) for name in ("start", "stop"))
+        identity = {str(name): str(value) for name, value in whole["identity"].items()}
+        return SavedRun(ServerState(**parts), history, identity, failure, start, stop, str(whole["secret"]))
 
-    with _reading(path):
+    with FileGuard(path, CheckpointError, *NO_CHECKPOINT):
         whole, tensors = _contents(path)
-        return Checkpoint([run(each) for each in whole.get("runs", [whole])], whole["seconds"], whole.get("choice", {}))
+        return Checkpoint([run(each) for each in whole["runs"]], float(whole["seconds"]), dict(whole["choice"]))
 
 
 def read_place(path: Path) -> tuple[int, dict[str, str]]:
     """The round that the first run in a checkpoint has reached, and its identity; classes of its state need not be known."""
-    with _reading(path):
-        whole, _ = _contents(path)
-        first = whole.get("runs", [whole])[0]
+    with FileGuard(path, CheckpointError, *NO_CHECKPOINT):
+        first = _contents(path)[0]["runs"][0]
         return int(first["state"]["round"]), dict(first["identity"])
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Whatever is wrong with a file is told with its path."""
-    try:
-        yield
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError) as failure:
-        raise CheckpointError(f"{path} is no checkpoint of a run: {failure}. Delete it to start anew.") from failure
 
 
 def _contents(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The JSON in a checkpoint, and its tensors by name."""
     file = read_tensor_file(path)
-    if file.checked and file.about.get("kind") != KIND:
-        raise ValueError(f"it is a {file.about.get('kind')}")
-    return json.loads(file.metadata["checkpoint"] if not file.checked else file.text or ""), file.tensors
+    if file.about.get("kind") != KIND:
+        raise ValueError(f"it is a {file.about.get('kind', 'file of another program')}")
+    return parse_json(file.text or ""), file.tensors
 
 
 class Checkpoints(Observer):
@@ -204,10 +190,14 @@ class Checkpoints(Observer):
         count = "number of runs"
         notes: dict[str, None] = {}
         refuse_other_run(self.path, {count: str(len(saved.runs))}, {count: str(len(settings))})
-        for run, identity, setting in zip(saved.runs, self._identities, settings, strict=True):
-            notes |= dict.fromkeys(refuse_other_run(self.path, run.identity, identity))
-            if run.state.round > setting.rounds:
-                raise CheckpointError(f"{self.path} is already at round {run.state.round}, beyond rounds = {setting.rounds}.")
+        with FileGuard(self.path, CheckpointError, *NO_CHECKPOINT):
+            for run, identity, setting in zip(saved.runs, self._identities, settings, strict=True):
+                notes |= dict.fromkeys(refuse_other_run(self.path, run.identity, identity))
+                reached, there, here = run.state.round, run.state.model, setting.first_model
+                if reached > setting.rounds:
+                    raise CheckpointError(f"{self.path} is already at round {reached}, beyond rounds = {setting.rounds}.")
+                if reached < 0 or (there.shape, there.dtype) != (here.shape, here.dtype):
+                    raise ValueError(f"its model after {reached} rounds is {there.dtype} of the shape {tuple(there.shape)}")
         reached = self.saved_round = max(run.state.round for run in saved.runs)
         about = f"Going on from round {reached} of {settings[0].rounds}, as {self.path} has it."
         if all(run.state.round == setting.rounds for run, setting in zip(saved.runs, settings, strict=True)):
@@ -314,7 +304,7 @@ def unpacked(value: Any, tensors: dict[str, Tensor], device: torch.device) -> An
 def _known_class(path: str) -> Any:
     """A dataclass of a module that is already imported: a file must not decide what is imported."""
     module, _, name = path.partition(":")
-    state_class: Any = sys.modules.get(MOVED_MODULES.get(module, module))
+    state_class: Any = sys.modules.get(module)
     for step in name.split("."):
         state_class = getattr(state_class, step, None)
     known, fix = (

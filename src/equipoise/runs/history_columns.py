@@ -25,13 +25,14 @@ def packed_reports(reports: Sequence[RoundReport], tensors: dict[str, Tensor], n
         else:  # most reports say the same: nobody rejected, the same name
             usual = values[0] if values else None
             columns[field.name] = {"usual": usual, "others": [[i, v] for i, v in enumerate(values) if v != usual]}
-    return {"count": len(reports), "columns": columns}
+    return columns
 
 
 def unpacked_reports(columns: dict[str, Any], tensors: dict[str, Tensor]) -> list[RoundReport]:
-    """The reports that `packed_reports` made columns of."""
-    count, values = columns["count"], {}
-    for name, column in columns["columns"].items():
+    """The reports that `packed_reports` made columns of; there are as many as rounds in the tensor that numbers them."""
+    numbers = columns["round"].get("tensor")
+    count, values = 0 if numbers is None else len(tensors[numbers]), {}
+    for name, column in columns.items():
         if "tensor" in column:
             values[name] = tensors[column["tensor"]].tolist()
         else:

@@ -21,6 +21,7 @@ from equipoise.core.fingerprints import (
     without_addresses,
 )
 from equipoise.core.named_constants import constants_of
+from equipoise.core.plain_text import parse_json
 from equipoise.errors import CheckpointError
 from equipoise.privacy.lookers import data_to_try
 
@@ -108,15 +109,12 @@ def refuse_other_run(path: Path, saved: Mapping[str, str], given: Mapping[str, s
     """Refuse a checkpoint of another run, naming what differs; returns what to say of what may differ."""
     rules = {STOP: NO_STOP}  # what a file without it means
     saved, given = rules | dict(saved), rules | dict(given)
-    notes, unknown = [], [name for name in given if name not in (*saved, CONSTANTS)]
-    if DROPOUT in unknown:
-        raise CheckpointError(
-            f"{path} cannot be gone on from: the model has dropout, whose masks were drawn by torch's generator when it was "
-            f"written; here they are {given[DROPOUT]}. Start a new run with another file."
-        )
+    notes = []
+    if unknown := [name for name in given if name not in (*saved, CONSTANTS)]:
+        raise CheckpointError(f"{path} does not say the {unknown[0]} of its run. Start a new run with another file.")
     # Of the noise last: what else differs, such as the number of bins, is why it does.
     for name, value in sorted(given.items(), key=lambda item: item[0] == NOISE):
-        if name in (*unknown, PYTHON, CONSTANTS) or saved[name] == value:
+        if name in (PYTHON, CONSTANTS) or saved[name] == value:
             continue
         if name == START:
             notes.append("The model starts from other weights here than there; those of the checkpoint hold.")
@@ -146,9 +144,7 @@ def refuse_other_run(path: Path, saved: Mapping[str, str], given: Mapping[str, s
             f"{path} is the checkpoint of another run: its {name} {'are' if name in _SEVERAL else 'is'} {there}, here "
             f"{'they are' if name in _SEVERAL else 'it is'} {here}. Give the same again, or start a new run with another file."
         )
-    if unknown:
-        notes.append(f"It was written by an earlier version, so that these are not compared: {', '.join(unknown)}.")
-    elif saved.get(PYTHON) != given.get(PYTHON):
+    if saved.get(PYTHON) != given.get(PYTHON):
         notes.append(f"It was written with Python {saved[PYTHON]}, so that the code of functions is not compared.")
     return notes
 
@@ -156,7 +152,7 @@ def refuse_other_run(path: Path, saved: Mapping[str, str], given: Mapping[str, s
 def _other_code(name: str, saved: Mapping[str, str], given: Mapping[str, str]) -> str:
     """A clause on code that differs: which constants of a loss, if that is known."""
     whose = "metrics" if name == METRICS[1] else name.removesuffix("'s code").removesuffix("'s own code")
-    there, here = (json.loads(each.get(CONSTANTS, "{}")) if whose == "loss" else {} for each in (saved, given))
+    there, here = (parse_json(each.get(CONSTANTS, "{}")) if whose == "loss" else {} for each in (saved, given))
     differ = [key for key in here if key in there and there[key] != here[key]]
     if differ and there.keys() == here.keys():
         return " and ".join(f"in its loss {key} is {there[key]}, here it is {here[key]}" for key in differ[:3])

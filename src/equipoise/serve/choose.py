@@ -16,6 +16,7 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Requ
 import numpy as np
 
 from equipoise.core.files import write_atomically
+from equipoise.core.plain_text import parse_json
 from equipoise.core.signature import Signature
 from equipoise.core.words import joined
 from equipoise.data.schema import Schema
@@ -71,7 +72,7 @@ class FamilyClient:
         """The JSON at a path."""
         content = self.get(path)
         try:
-            return json.loads(content)
+            return parse_json(content)
         except (ValueError, RecursionError) as failure:
             raise ConfigError(f"{self.base}{path} sends no JSON. Is it a server of equipoise serve?") from failure
 
@@ -216,7 +217,7 @@ def _is_local(base: str) -> bool:
 
 def _words(failure: HTTPError) -> str:
     try:
-        text = str(json.loads(failure.read(65536))["error"])
+        text = str(parse_json(failure.read(65536))["error"])
     except (ValueError, KeyError, TypeError, OSError):
         text = str(failure.reason)
     return text + (" Give it: --token TOKEN." if failure.code == 401 else "")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from equipoise.core.plain_text import parse_json
 from equipoise.core.words import printable
 from equipoise.serve.pages_text import counted, finite
 from equipoise.serve.safe_files import open_below
@@ -100,7 +100,7 @@ class LogTail:
 
     def _take(self, line: bytes) -> None:
         try:
-            event = json.loads(line)
+            event = parse_json(line)
             kind = event.get("event")
             name = printable(event.get("run", ""))[:200]
             if kind == "start":

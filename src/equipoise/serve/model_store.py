@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from equipoise.core.plain_text import parse_json
 from equipoise.data.schema import Schema
 from equipoise.errors import EquipoiseError
 from equipoise.experiment.family_files import (
@@ -203,7 +203,7 @@ def _read_schema(path: Path, steps: list[str]) -> dict[str, Any] | None:
         with open_below(path, steps) as file:
             text = file.read(LARGEST_SCHEMA).decode()
         Schema.from_json(text)
-        read: dict[str, Any] = json.loads(text)
+        read: dict[str, Any] = parse_json(text)
         return read
     except (OSError, ValueError, RecursionError):
         return None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 import time
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from equipoise.core.plain_text import parse_toml
 from equipoise.core.words import printable
 from equipoise.experiment.run_files import RunFolder
 from equipoise.serve.log_tail import LogTail
@@ -110,7 +110,7 @@ class WatchedRun:
             with open_below(self.path, ["config.toml"]) as file:
                 stat = os.fstat(file.fileno())
                 if (mark := (stat.st_mtime_ns, stat.st_size)) != self._config and stat.st_size <= LARGEST_CONFIG:
-                    self.about = RunAbout.of(tomllib.loads(file.read().decode()), self.path.resolve().name)
+                    self.about = RunAbout.of(parse_toml(file.read().decode()), self.path.resolve().name)
                     self._config, changed = mark, True
         except (OSError, ValueError, RecursionError):
             pass

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import logging
 import os
 import signal
@@ -32,6 +31,7 @@ from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_
 from flwr.serverapp import Grid
 from flwr.supercore.primitives.asymmetric import generate_key_pairs
 
+from equipoise.core.plain_text import parse_json
 from equipoise.engines.flower.superlink_process import TRACING, skip_layer
 
 if TYPE_CHECKING:
@@ -331,7 +331,7 @@ def run_client_app(
 
 def read_runs(text: str) -> list[dict[str, Any]]:
     """The runs in what `flwr list --format json` prints."""
-    return list(json.loads(text[text.index("{") :])["runs"])
+    return list(parse_json(text[text.index("{") :])["runs"])
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,18 @@ from typing import Any, Protocol
 import torch
 
 from equipoise.core.files import cache_folder, write_atomically
+from equipoise.core.plain_text import parse_json
 from equipoise.data.leaves import shown_shape
 from equipoise.engines.simulator.assignments import Assignment, each_update, try_out
 from equipoise.engines.simulator.batched_steps import BatchedAutograd
 from equipoise.engines.simulator.client_queue import ClientQueue, most_clients
-from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmaxPath
 from equipoise.engines.simulator.cpu.step_cost import step_cost
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.local_work import LocalPath, Worker
 from equipoise.engines.simulator.one_by_one import OneByOne
 from equipoise.engines.simulator.recorded_steps import RecordedSteps
 from equipoise.engines.simulator.workers import Workers, can_fork, one_thread, threads
+from equipoise.errors import is_integer
 
 _WORTH = 2e7  # examples × parameters of a round: below this, everything is one chunk and nothing is measured
 _WORTH_SECONDS = 0.01  # of a round by plain autograd, estimated: the same for models without a path of their own
@@ -56,13 +57,10 @@ class Choice:
     clients: int | None = None
     path: str | None = None
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Choice:
-        """A choice from plain values, also those of version 0.1, which said `compiled` instead of `path`."""
-        values = dict(values)
-        if values.pop("compiled", False):
-            values["path"] = CompiledSoftmaxPath.name
-        return cls(**values)
+    def __post_init__(self) -> None:
+        counts = self.chunk_size, self.workers, self.clients
+        if not all(each is None or (is_integer(each) and each > 0) for each in counts):
+            raise ValueError(f"a choice is of positive numbers, and not of {counts}")
 
     def serves(self, clients: int) -> bool:
         """Whether it is good for this many clients: not if there were too few of them to try larger chunks."""
@@ -95,8 +93,8 @@ class StoredChoice:
         return asdict(self._engine.choice)
 
     def use(self, values: Mapping[str, Any]) -> None:
-        """Go on with a choice that `read` gave, also in version 0.1."""
-        self._engine.use(Choice.of(values))
+        """Go on with a choice that `read` gave."""
+        self._engine.use(Choice(**values))
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ class SpeedMeasurement:
         """What a file holds: the fields of the choice, and pairs of a choice and its seconds."""
         values = dict(values)
         tried = values.pop("tried", [])
-        return cls(Choice.of(values), {Choice.of(choice): float(seconds) for choice, seconds in tried})
+        return cls(Choice(**values), {Choice(**choice): float(seconds) for choice, seconds in tried})
 
     def plain(self) -> dict[str, Any]:
         """What a file holds of it."""
@@ -294,7 +292,7 @@ def _name(task: CalibrationTask) -> str:
 
 def _stored(file: Path) -> dict[str, SpeedMeasurement]:
     try:
-        return {name: SpeedMeasurement.of(values) for name, values in json.loads(file.read_text()).items()}
+        return {name: SpeedMeasurement.of(values) for name, values in parse_json(file).items()}
     except (OSError, ValueError, TypeError, AttributeError):  # there is none yet, or it is damaged: it is made anew
         return {}
 

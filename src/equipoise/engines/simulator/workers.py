@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from equipoise.core.memory import all_memory
 from equipoise.engines.simulator.local_work import Worker
 
 T = TypeVar("T")
@@ -245,7 +246,7 @@ def _read_shared(start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tens
 
 def _reserved() -> mmap.mmap:
     """Shared memory as large as the machine's; it takes only what is used."""
-    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    size = all_memory()
     flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
     while True:
         try:

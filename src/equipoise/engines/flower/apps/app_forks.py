@@ -7,7 +7,6 @@ SuperNode has given up.
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import select
@@ -19,6 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from equipoise.core.plain_text import parse_json
 from equipoise.engines.flower.apps.kept_data import KeptData, has_threads
 from equipoise.engines.flower.apps.node_log import log
 from equipoise.engines.flower.flower_internals import run_client_app
@@ -79,7 +79,7 @@ class AppForks:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for line in self._lines(waking):
-            told = json.loads(line)
+            told = parse_json(line)
             if "node" in told:
                 self._keep_data(told["node"])
                 continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-import tomllib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -18,6 +17,7 @@ from torch import nn
 
 from equipoise.algorithm import Algorithm
 from equipoise.core.files import locked, write_atomically
+from equipoise.core.plain_text import made_of, parse_json, parse_toml
 from equipoise.core.task import Task
 from equipoise.core.words import counted
 from equipoise.data.federated_data import FederatedData
@@ -42,7 +42,7 @@ from equipoise.engines.flower.flower_engine import Federation, Patience
 from equipoise.engines.flower.secure.crowds import check_crowd
 from equipoise.engines.flower.secure.network_rules import refuse_both_trained, refuse_on_nodes
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
-from equipoise.errors import CheckpointError, ConfigError, EquipoiseNotice, IncompatibleParts
+from equipoise.errors import CheckpointError, ConfigError, EquipoiseNotice, FileGuard, IncompatibleParts
 from equipoise.experiment.folder import claim
 from equipoise.experiment.folder import run as run_in_folder
 from equipoise.experiment.recorded import FEDERATION, RecordedConfig
@@ -190,7 +190,8 @@ def run_federated(federated: FederatedRun, place: RunFolder) -> Result:
     """The run in its folder. One that goes on may have other rounds or more clients than before: its configuration says so."""
     if place.config.exists():
         text = federated.config.text()
-        before, now = (tomllib.loads(each) for each in (place.config.read_text(encoding="utf-8"), text))
+        with FileGuard(place.config, ConfigError):
+            before, now = (parse_toml(each) for each in (place.config, text))
         if before.get("algorithm") == now["algorithm"]:  # else the checkpoint refuses the run
             write_atomically(place.config, text.encode())
     return cast(Result, run_in_folder(cast(Any, federated), place, progress=False))
@@ -316,10 +317,6 @@ def write_roster(members: Mapping[str, Member], run: str) -> str:
 
 def read_roster(path: Path) -> tuple[dict[str, Member], str]:
     """Who took part when the run began, and the run's name among the nodes."""
-    try:
-        whole = json.loads(path.read_text(encoding="utf-8"))
-        members = [Member(**entry) for entry in whole["clients"]]
-        members = [replace(member, metrics=tuple(member.metrics)) for member in members]
-        return {member.client: member for member in members}, str(whole["run"])
-    except (OSError, ValueError, KeyError, TypeError) as failure:
-        raise ConfigError(f"{path} does not say who took part in the run: {failure}. Begin a new run.") from failure
+    with FileGuard(path, ConfigError, "does not say who took part in the run", "Begin a new run."):
+        whole = parse_json(path)
+        return {each.client: each for each in made_of(list[Member], whole["clients"])}, str(whole["run"])

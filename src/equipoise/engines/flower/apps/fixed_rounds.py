@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
+from equipoise.core.plain_text import parse_toml
 from equipoise.errors import CheckpointError
 from equipoise.experiment.run_files import RunFolder
 
@@ -14,9 +14,9 @@ WITHOUT_NOISE = (None, "none", "secure_aggregation")  # names of privacy in conf
 def refuse_more_rounds(folder: Path, rounds: int) -> None:
     """Refuse more rounds for a run in this folder whose noise was calibrated for fewer; nothing is changed."""
     try:
-        config = tomllib.loads(RunFolder(folder).config.read_text(encoding="utf-8"))
+        config = parse_toml(RunFolder(folder).config)
         privacy, begun_with = config["algorithm"].get("privacy"), int(config["train"]["rounds"])
-    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, ValueError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return  # not begun yet, or damaged, which whoever goes on with the run is told
     name = privacy.get("name") if isinstance(privacy, dict) else privacy
     if name not in WITHOUT_NOISE and rounds > begun_with:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +25,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from equipoise.core.files import write_atomically
+from equipoise.core.plain_text import made_of, parse_json, parse_toml
 from equipoise.engines.flower.apps import left_out
 from equipoise.engines.flower.transport.messages import BadMessage, MessageContent
-from equipoise.errors import ConfigError
+from equipoise.errors import ConfigError, FileGuard
 
 if TYPE_CHECKING:
     from equipoise.engines.flower.apps.members import Member
@@ -99,12 +99,8 @@ def _signed(token: str, client: str) -> bytes:
 def read_node_list(path: str | Path) -> dict[str, str]:
     """The operator's list of nodes: `name = "public key"` in TOML, as `equipoise flower site` writes it."""
     file = Path(path)
-    try:
-        given = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as failure:
-        raise ConfigError(f"The list of nodes {file} cannot be read: {failure.strerror}.") from failure
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as failure:
-        raise ConfigError(f"The list of nodes {file} is no TOML: {failure}.") from failure
+    with FileGuard(f"The list of nodes {file}", ConfigError):
+        given = parse_toml(file)
     found = {}
     for name, key in given.items():
         try:
@@ -127,7 +123,7 @@ def write_node_names(folder: Path, names: Mapping[int, str]) -> None:
 def read_node_names(folder: Path) -> dict[int, str]:
     """The sites of Flower's ids, as far as they are noted; for the log alone, so a damaged file counts as none."""
     try:
-        return {int(node): str(name) for node, name in json.loads((folder / NODE_NAMES).read_text(encoding="utf-8")).items()}
+        return {int(node): str(name) for node, name in parse_json(folder / NODE_NAMES).items()}
     except (OSError, ValueError, AttributeError):
         return {}
 
@@ -156,12 +152,8 @@ class KnownNodes:
             if file == self.list_file:
                 self._read_list(file)
             elif moment != -1:
-                try:
-                    self.known = dict(json.loads(file.read_text(encoding="utf-8")))
-                except (OSError, ValueError) as failure:
-                    raise ConfigError(
-                        f"{file} cannot be read: {failure}. Restore it, or delete it to pin names anew."
-                    ) from failure
+                with FileGuard(file, ConfigError, cure="Restore it, or delete it to pin names anew."):
+                    self.known = made_of(dict[str, dict[str, Any]], parse_json(file))
 
     def _read_list(self, file: Path) -> None:
         """Read the operator's list. One that is damaged while a run goes on changes nothing: the run keeps what it has read."""

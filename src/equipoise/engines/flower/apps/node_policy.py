@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from equipoise.core.plain_text import parse_toml
 from equipoise.engines.flower.secure.identities import Identity, read_identity
 from equipoise.engines.flower.secure.sum_terms import SumTerms
-from equipoise.errors import ConfigError, EquipoiseError, require, require_integer, require_number
+from equipoise.errors import ConfigError, EquipoiseError, FileGuard, require, require_integer, require_number
 from equipoise.experiment.values import check_value
 from equipoise.privacy.discrete_gaussian import concentrated_epsilon
 from equipoise.privacy.private_quantile import ENOUGH_NOISE
@@ -244,12 +244,8 @@ def noise_multiplier_of(kind: str, asked: Mapping[str, Any], contributors: int, 
 def read_policy(path: str | Path) -> NodePolicy:
     """The policy in a TOML file of the node; unknown keys and wrong values are named."""
     file = Path(path)
-    try:
-        given = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as failure:
-        raise ConfigError(f"The policy {file} cannot be read: {failure.strerror}.") from failure
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as failure:
-        raise ConfigError(f"The policy {file} is no TOML: {failure}.") from failure
+    with FileGuard(f"The policy {file}", ConfigError):
+        given = parse_toml(file)
     kinds = get_type_hints(NodePolicy)
     if unknown := [key for key in given if key not in kinds]:
         known = ", ".join(each.name for each in fields(NodePolicy))

@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from equipoise.core.files import write_atomically
-from equipoise.errors import ConfigError, EquipoiseError, is_integer
+from equipoise.core.plain_text import made_of, parse_json
+from equipoise.errors import ConfigError, EquipoiseError, FileGuard
 
 log = logging.getLogger("flwr")  # Flower shows it to whoever watches the run
 CONTROL = "control.json"
@@ -25,24 +27,20 @@ class StoppedByOperator(EquipoiseError):
 class Order:
     """What the operator wants: whether the run is to go on, and up to which round (None: as it was begun)."""
 
-    state: str = "run"  # "run", "pause" or "stop"
+    state: Literal["run", "pause", "stop"] = "run"
     rounds: int | None = None
 
 
 def read_order(folder: Path) -> Order:
     """What the operator has said; an ordinary run where nothing is said."""
     file = folder / CONTROL
-    try:
-        given = json.loads(file.read_text(encoding="utf-8"))
-        order = Order(**given)
-    except FileNotFoundError:
-        return Order()
-    except (OSError, ValueError, TypeError) as failure:
-        raise ConfigError(f"{file} is no order for a run: {failure}. Delete it, or give the order again.") from failure
-    good = order.rounds is None or (is_integer(order.rounds) and order.rounds > 0)
-    if order.state not in ("run", "pause", "stop") or not good:
-        raise ConfigError(f"{file} is no order for a run: {given}. Delete it, or give the order again.")
-    return order
+    with FileGuard(file, ConfigError, "is no order for a run", "Delete it, or give the order again."):
+        if not file.exists():
+            return Order()
+        order: Order = made_of(Order, parse_json(file))
+        if order.rounds is not None and order.rounds < 1:
+            raise ValueError(f"it says rounds = {order.rounds}")
+        return order
 
 
 def give_order(folder: Path, *, state: str | None = None, rounds: int | None = None) -> Order:

@@ -21,6 +21,7 @@ from typing import Any
 
 from equipoise.absent_clients import count_evaluated
 from equipoise.core.files import GrowingFile, write_atomically
+from equipoise.core.plain_text import parse_json
 from equipoise.core.words import counted
 from equipoise.engines.flower.apps.members import Member
 from equipoise.engines.flower.apps.node_keys import RETIRED
@@ -57,7 +58,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     events = []
     for line in (folder / EVENTS).read_text(encoding="utf-8").splitlines() if (folder / EVENTS).exists() else ():
         try:
-            events.append(json.loads(line))
+            events.append(parse_json(line))
         except ValueError:
             continue
     return [event for event in events if isinstance(event, dict)]
@@ -74,7 +75,7 @@ class RunStatus(Observer):
         self.about: dict[str, Any] = {"run": run, "state": "waiting", "round": 0, "rounds": rounds, "alerts": [], "clients": {}}
         if folder is not None and (folder / STATUS).exists():
             try:
-                before = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+                before = parse_json(folder / STATUS)
                 kept = {key: before[key] for key in ("round", "alerts", "clients")}
                 self.about |= kept | {key: before[key] for key in ("evaluation", "notes") if key in before}
             except (OSError, ValueError, KeyError, TypeError):

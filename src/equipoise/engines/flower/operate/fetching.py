@@ -17,14 +17,15 @@ from urllib.parse import quote
 
 import torch
 from flwr.app import Context, RecordDict
-from safetensors.torch import load as load_tensors
 
 from equipoise.core.files import make_folder, write_atomically
+from equipoise.core.plain_safetensors import read_plainly
+from equipoise.core.plain_text import made_of, parse_json
 from equipoise.engines.flower.apps.model_source import make_model
 from equipoise.engines.flower.apps.node_app import NodeApp
 from equipoise.engines.flower.apps.owned_app import load_installed
 from equipoise.engines.flower.operate.kits import Kit
-from equipoise.errors import ConfigError, EquipoiseError
+from equipoise.errors import ConfigError, EquipoiseError, FileGuard
 from equipoise.experiment.run_files import RunFolder, file_checksum, refuse_damaged_files
 from equipoise.runs.trivial_answer import trivial_answer
 from equipoise.small_clients import FEW_EXAMPLES as FEW
@@ -57,8 +58,8 @@ def publish(runs: Sequence[Path], out: Path) -> list[str]:
 
 def anyone_trained(folder: RunFolder) -> bool:
     """Whether there is a round of a finished run in which clients trained, by its log."""
-    with folder.rounds.open(encoding="utf-8") as lines:
-        return any((json.loads(line).get("trained") or 0) > 0 for line in lines)
+    with FileGuard(folder.rounds, ConfigError), folder.rounds.open(encoding="utf-8") as lines:
+        return any((parse_json(line).get("trained") or 0) > 0 for line in lines)
 
 
 def reader(source: str, *, token: str | None = None, authority: Path | None = None) -> Callable[[str, int], bytes]:
@@ -84,17 +85,16 @@ def reader(source: str, *, token: str | None = None, authority: Path | None = No
 
 def read_entries(content: bytes) -> list[dict[str, Any]]:
     """The models that a manifest names, checked."""
-    try:
-        entries = json.loads(content)["models"]
+    with FileGuard(MANIFEST, ConfigError, "is no list of published models"):
+        entries: list[dict[str, Any]] = list(parse_json(content, finite=True)["models"])
         for entry in entries:
+            made_of(str, entry["name"])
             plain = re.fullmatch(r"[^/\\]{1,200}\.safetensors", entry["file"]) and entry["file"] == Path(entry["file"]).name
             if not plain or not re.fullmatch("[0-9a-f]{64}", entry["sha256"]) or not 0 < entry["bytes"] <= LARGEST_MODEL:
                 raise ValueError(f"it describes {str(entry)[:200]}")
         if not entries:
             raise ValueError("it names no model")
-    except (ValueError, KeyError, TypeError) as failure:
-        raise ConfigError(f"{MANIFEST} is no list of published models: {failure}.") from failure
-    return list(entries)
+    return entries
 
 
 def fetch(
@@ -155,7 +155,7 @@ def find_fetched(out: Path, client: str, *, overwrite: bool) -> str | None:
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out must be a folder, but {out} is a file. Name another: --out DIR.")
     try:
-        about = json.loads(choice.read_text(encoding="utf-8"))
+        about = parse_json(choice)
         known = {about["sha256"], about.get("replaces")}
         whose = about.get("client", client)
     except FileNotFoundError:
@@ -222,10 +222,8 @@ def score(app: NodeApp, kit: Kit, content: bytes, name: str) -> dict[str, tuple[
     node = app.setup.data(context)
     started = app.setup.start(context, 0, node.data.classes)
     module = copy.deepcopy(make_model(app.setup.model, 0))
-    try:
-        module.load_state_dict(load_tensors(content))
-    except (RuntimeError, ValueError, KeyError) as failure:
-        raise ConfigError(f"{name} is not the model of this app: {str(failure).splitlines()[0]}") from failure
+    with FileGuard(name, ConfigError, "is not the model of this app"):
+        module.load_state_dict(read_plainly(content)[0])
     task, alone = started.task, torch.zeros(1, dtype=torch.int64)
     params = (
         torch.cat([task.layout.read(module), task.carried.read(module, task.layout.dtype)])

@@ -10,7 +10,6 @@ import json
 import re
 import shutil
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from typing import Any
 
 from equipoise.algorithm import Algorithm
 from equipoise.core.files import write_atomically
+from equipoise.core.plain_text import made_of, parse_toml
 from equipoise.engines.flower.apps.node_keys import read_node_list
 from equipoise.engines.flower.apps.node_policy import read_policy
 from equipoise.engines.flower.operate.authority import Authority, new_node_key, write_file
@@ -29,7 +29,7 @@ from equipoise.engines.flower.operate.kit_questions import (
     read_algorithm,
     refused_parts,
 )
-from equipoise.errors import ConfigError, require
+from equipoise.errors import ConfigError, FileGuard, require
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 NODE_LIST, SETTINGS, KIT = "nodes.toml", "superlink.toml", "node.toml"
@@ -53,23 +53,16 @@ class OperatorFolder:
     def package(self) -> str:
         """The app's Python package."""
         file = self.path / "pyproject.toml"
-        try:
-            project = tomllib.loads(file.read_text(encoding="utf-8"))
-            reference = str(project["tool"]["flwr"]["app"]["components"]["clientapp"])
-        except (OSError, KeyError, tomllib.TOMLDecodeError) as failure:
-            raise ConfigError(
-                f"{self.path} is not the folder of an app: {file} says no clientapp. Write one: equipoise flower init DIR"
-            ) from failure
-        return reference.partition(".")[0]
+        with FileGuard(file, ConfigError, "says no clientapp", "Write an app: equipoise flower init DIR"):
+            return str(parse_toml(file)["tool"]["flwr"]["app"]["components"]["clientapp"]).partition(".")[0]
 
     @property
     def settings(self) -> dict[str, Any]:
         """Where the SuperLink is: "host", the first of its names, and "port"."""
-        try:
-            return tomllib.loads((self.path / SETTINGS).read_text(encoding="utf-8"))
-        except OSError as failure:
-            cure = "Say where the SuperLink is first: equipoise flower authority --host NAME"
-            raise ConfigError(f"{self.path / SETTINGS} is missing. {cure}") from failure
+        cure = "Say where the SuperLink is first: equipoise flower authority --host NAME"
+        with FileGuard(self.path / SETTINGS, ConfigError, cure=cure):
+            given = parse_toml(self.path / SETTINGS)
+            return {"host": str(given["host"]), "port": int(given["port"]), "hosts": made_of(list[str], given["hosts"])}
 
     @property
     def address(self) -> str:
@@ -218,12 +211,9 @@ class Kit:
     def read(cls, path: Path) -> Kit:
         """The kit in a folder; what is missing in it is named."""
         file = path / KIT
-        try:
-            given = tomllib.loads(file.read_text(encoding="utf-8"))
-        except OSError as failure:
-            raise ConfigError(f"{path} is no kit: {file} cannot be read: {failure.strerror}.") from failure
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as failure:
-            raise ConfigError(f"{file} is no TOML: {failure}.") from failure
+        with FileGuard(file, ConfigError, "is no kit"):
+            given = parse_toml(file)
+            made_of(list[str], given.get("preload", [])), made_of(str, given.get("policy", ""))
         texts = ("superlink", "client-id", "app", "key", "authority")
         if missing := [name for name in texts if not isinstance(given.get(name), str) or not given[name]]:
             raise ConfigError(f"{file} does not say {missing[0]!r}.")

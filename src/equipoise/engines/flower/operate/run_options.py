@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
+from equipoise.core.plain_text import parse_toml
 from equipoise.engines.flower.flower_internals import read_node_config
-from equipoise.errors import ConfigError, unknown_name
+from equipoise.errors import ConfigError, FileGuard, unknown_name
 
 
 def refuse_unknown_options(folder: Path, text: str) -> None:
@@ -17,10 +17,8 @@ def refuse_unknown_options(folder: Path, text: str) -> None:
     if not text.strip() or text.strip().endswith(".toml"):  # Flower reads the file
         return
     file = folder / "pyproject.toml"
-    try:
-        known = tomllib.loads(file.read_text(encoding="utf-8"))["tool"]["flwr"]["app"].get("config", {})
-    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as failure:
-        raise ConfigError(f"{file} has no [tool.flwr.app]: {failure}. Give the command in the folder of the app.") from failure
+    with FileGuard(file, ConfigError, "has no [tool.flwr.app]", "Give the command in the folder of the app."):
+        known = dict(parse_toml(file)["tool"]["flwr"]["app"].get("config", {}))
     try:
         given = read_node_config(text)
     except Exception as failure:  # of Flower's parser, which has its own kinds

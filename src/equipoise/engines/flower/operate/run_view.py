@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from contextlib import suppress
@@ -12,15 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.absent_clients import list_reasons
+from equipoise.core.plain_text import made_of, parse_json
 from equipoise.core.words import printable, table_lines
 from equipoise.engines.flower.apps.run_control import read_order
 from equipoise.engines.flower.apps.run_status import STATUS
-from equipoise.errors import ConfigError
+from equipoise.errors import ConfigError, FileGuard
 
 STALE = 3600.0  # seconds without a word after which a server that is not on this machine counts as gone
 HEAD = (  # of the table of clients; seconds and kilobytes are those of the last round
     "client", "state", "last seen", "rounds", "failed", "s", "kB out", "kB in", "version", "node", "fault"
 )  # fmt: skip
+_KINDS: dict[str, Any] = {  # what a status holds
+    "run": str, "state": str, "round": int, "rounds": int, "updated": str, "alerts": list[dict[str, str]],
+    "clients": dict[str, dict[str, Any]],
+}  # fmt: skip
 GOING_ON, FINISHED, FAILED, GONE, STOPPED, ALERTS = 0, 0, 1, 2, 3, 4  # exit codes
 
 
@@ -36,14 +40,14 @@ class RunView:
 
     def read(self) -> dict[str, Any]:
         """status.json, with whether the server that wrote it still lives, and the exit code."""
-        file = self.folder / STATUS
-        try:
-            about: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        except OSError as failure:
-            cure = "Name the folder of a federated run."
-            raise ConfigError(f"{file} cannot be read: {failure.strerror}. {cure}") from failure
-        except ValueError as failure:
-            raise ConfigError(f"{file} is damaged: {failure}. The run writes it anew in its next round.") from failure
+        with FileGuard(
+            self.folder / STATUS, ConfigError, cure="Name the folder of a federated run, which writes it each round."
+        ):
+            about: dict[str, Any] = parse_json(self.folder / STATUS, finite=True)
+            about |= {key: made_of(kind, about[key]) for key, kind in _KINDS.items()}
+            datetime.fromisoformat(about["updated"])
+            _ = [_row(client, entry) for client, entry in about["clients"].items()]  # what cannot be shown is damaged
+            _ = arrival_lines(about.get("arrivals")), evaluation_lines(about.get("evaluation")), list(about.get("notes", ()))
         if about["state"] != "finished":
             with suppress(ConfigError):  # an order that cannot be read: the run itself says so
                 about["rounds"] = max(about["rounds"], read_order(self.folder).rounds or 0)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from equipoise.errors import ConfigError
+from equipoise.core.plain_text import content_of, parse_toml
+from equipoise.errors import ConfigError, FileGuard
 
 SIGNATURE_BYTES, PUBLIC_BYTES = 64, 32
 
@@ -92,13 +92,10 @@ def write_identity(path: Path) -> str:
 
 def read_identity(key: Path, peers: Path, colluders: int | None = None) -> Identity:
     """A node's key and those of its peers, from their files."""
-    try:
-        private = load_pem_private_key(key.read_bytes(), None)
-        known = tomllib.loads(peers.read_text(encoding="utf-8"))
-    except OSError as failure:
-        raise ConfigError(f"{failure.filename} cannot be read: {failure.strerror}.") from failure
-    except (ValueError, TypeError, UnsupportedAlgorithm) as failure:  # TOML that is none is a ValueError
-        raise ConfigError(f"{key} is no private key, or {peers} no TOML: {failure}.") from failure
+    with FileGuard(key, ConfigError, "is no private key"):
+        private = load_pem_private_key(content_of(key), None)
+    with FileGuard(peers, ConfigError):
+        known = parse_toml(peers)
     if not isinstance(private, Ed25519PrivateKey):
         raise ConfigError(f"{key} is no Ed25519 key. `equipoise flower key {key}` makes one.")
     if os.name == "posix" and key.stat().st_mode & 0o077:

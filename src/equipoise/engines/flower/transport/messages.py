@@ -17,6 +17,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+from equipoise.core.plain_text import parse_json
 from equipoise.core.words import printable
 from equipoise.errors import EquipoiseError, is_integer, shown
 
@@ -140,7 +141,7 @@ def expanded(records: RecordDict) -> RecordDict:
     if not isinstance(text, str) or not isinstance(data, bytes) or len(text) > LARGEST_TEXT:
         raise BadMessage("its tensors are not inside its call")
     try:
-        table, arrays, at = json.loads(text), {}, 0
+        table, arrays, at = parse_json(text), {}, 0
         if not isinstance(table, list) or len(table) > MOST_TENSORS:
             raise ValueError
         for name, dtype, shape, stype, length in table:
@@ -149,7 +150,7 @@ def expanded(records: RecordDict) -> RecordDict:
                 raise ValueError
             arrays[name] = Array(dtype, tuple(shape), stype, data[at : at + length])
             at += length
-    except (ValueError, TypeError, RecursionError) as failure:
+    except (ValueError, TypeError) as failure:
         raise BadMessage("the table of its tensors makes no sense") from failure
     plain = {key: value for key, value in call.items() if key not in ("arrays", "bytes")}
     return RecordDict({"call": ConfigRecord(plain), "tensors": ArrayRecord(arrays)})
@@ -170,8 +171,8 @@ def read_message(records: RecordDict) -> MessageContent:
     if len(text) > LARGEST_TEXT:
         raise BadMessage(f"its values are {len(text)} characters long, and {LARGEST_TEXT} is the most")
     try:
-        values = json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as failure:
+        values = parse_json(text, finite=True)
+    except ValueError as failure:
         raise BadMessage("its values are not JSON") from failure
     if not isinstance(values, dict):
         raise BadMessage("its values are not a table")
@@ -199,10 +200,6 @@ def _size(value: Any) -> int:
     if isinstance(value, list):
         return sum(map(_size, value))
     return len(value.data) if isinstance(value, Array) else 8  # of a number
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 def bytes_to_tensor(data: bytes) -> Tensor:

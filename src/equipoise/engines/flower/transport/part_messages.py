@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from equipoise.core.plain_text import parse_json
 from equipoise.errors import ConfigError, EquipoiseError, InvalidParameter, is_integer
 from equipoise.experiment.part_config import PartConfig, check_part, describe_part
 
@@ -58,7 +59,7 @@ def unpack_part(packed_part: Any, tensors: Mapping[str, Tensor], allow: Iterable
 @lru_cache(maxsize=64)
 def _make_by_name(kind: str, table: str) -> Any:
     """A part of the catalogue; parts are frozen, so that one serves all requests that ask for it."""
-    config: PartConfig = check_part(kind, json.loads(table), kind)
+    config: PartConfig = check_part(kind, parse_json(table), kind)
     return config.make(kind)
 
 

@@ -15,7 +15,6 @@ its use for pooled maps with a byte per window and per client is ours.
 
 from __future__ import annotations
 
-import tomllib
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ import torch
 import triton
 from torch import Tensor
 
+from equipoise.core.plain_text import parse_toml
 from equipoise.engines.simulator.cuda.kernels import convnet_backward as backward
 from equipoise.engines.simulator.cuda.kernels import convnet_programs as programs
 from equipoise.engines.simulator.example_batches import ExampleBatch
@@ -39,7 +39,7 @@ _HELD = 512  # outputs × channels of which one program holds the weights
 
 
 # By precision and program.
-SETTINGS: dict[str, dict[str, dict[str, int]]] = tomllib.loads(Path(__file__).with_name("convnet_sizes.toml").read_text())
+SETTINGS: dict[str, dict[str, dict[str, int]]] = parse_toml(Path(__file__).with_name("convnet_sizes.toml"))
 
 
 @torch.no_grad()

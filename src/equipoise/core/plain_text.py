@@ -1,0 +1,98 @@
+"""JSON and TOML that may come from anybody. Every file and message of these formats is parsed here, and nowhere else.
+
+What is nested too deeply for recursive code, and a number that neither 64 bits nor a float holds, is a ValueError.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+DEEPEST = 50  # lists and tables inside each other
+TOO_DEEP = f"it has more than {DEEPEST} lists or tables inside each other"
+
+
+def parse_json(source: Path | str | bytes, *, finite: bool = False) -> Any:
+    """The value of a JSON text, or of a file; with `finite`, NaN and infinite numbers, as Python writes them, are refused.
+
+    >>> parse_json('{"rounds": 3}'), parse_json("[NaN]")
+    ({'rounds': 3}, [nan])
+    """
+    try:
+        return _checked(json.loads(content_of(source) if isinstance(source, Path) else source), finite=finite)
+    except RecursionError as failure:
+        raise ValueError(TOO_DEEP) from failure
+    except json.JSONDecodeError as failure:
+        raise ValueError(f"it is not valid JSON: {failure}") from failure
+
+
+def parse_toml(source: Path | str | bytes) -> dict[str, Any]:
+    """The tables of a TOML text in UTF-8, or of a file.
+
+    >>> parse_toml("rounds = 3")
+    {'rounds': 3}
+    """
+    content = content_of(source) if isinstance(source, Path) else source
+    try:
+        tables = tomllib.loads(content if isinstance(content, str) else content.decode("utf-8-sig"))
+    except RecursionError as failure:
+        raise ValueError(TOO_DEEP) from failure
+    except UnicodeDecodeError as failure:
+        raise ValueError(f"it is not a text in UTF-8: {failure}") from failure
+    except tomllib.TOMLDecodeError as failure:
+        raise ValueError(f"it is not valid TOML: {failure}") from failure
+    _checked(tables, finite=False)
+    return tables
+
+
+def made_of(kind: Any, values: Any) -> Any:
+    """A value of a type, such as a dataclass, of what was parsed; a ValueError names the first entry that does not fit.
+
+    >>> made_of(tuple[int, ...], [1, 2])
+    (1, 2)
+    """
+    from pydantic import ValidationError
+
+    try:
+        return _adapter(kind).validate_python(values)
+    except ValidationError as failure:
+        first = failure.errors()[0]
+        where = ".".join(str(step) for step in first["loc"])
+        raise ValueError(f"it is damaged at {where or 'its top'}: {first['msg']}") from None
+
+
+@cache
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def content_of(path: Path) -> bytes:
+    """The content of a plain file; a device or a pipe, which may never end, is refused."""
+    if path.exists() and not path.is_file():
+        raise OSError("it is no plain file")
+    return path.read_bytes()
+
+
+def _checked(value: Any, *, finite: bool) -> Any:
+    """The value, if it is not too deep and has no number that is too large; with `finite` none that is not finite."""
+    level: list[Any] = [[value]]
+    for _ in range(DEEPEST + 1):
+        inner = []
+        for each in level:
+            for leaf in each.values() if type(each) is dict else each:
+                if (kind := type(leaf)) is list or kind is dict:
+                    inner.append(leaf)
+                elif kind is int and not -(2**63) <= leaf < 2**64:
+                    raise ValueError("it has a whole number of more than 64 bits")
+                elif finite and kind is float and not math.isfinite(leaf):
+                    raise ValueError("it has a number that is not finite")
+        if not inner:
+            return value
+        level = inner
+    raise ValueError(TOO_DEEP)
