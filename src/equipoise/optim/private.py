@@ -120,8 +120,7 @@ class PrivateOptimizer(ABC):
         params = self.layout.read(self.model)
         queries = self._queries(params)
         totals = self._examples.clipped_sums(params, x, y, queries)
-        size = self.expected_batch_size
-        released = [self._noisy(total, query.clip) / size for total, query in zip(totals, queries, strict=True)]
+        released = [self._noisy(s, q.clip) / self.expected_batch_size for s, q in zip(totals, queries, strict=True)]
         self.layout.write(self.model, params + self._change(released))
         key = (float(self.sample_rate), (float(self.noise_multiplier),) * len(queries))
         self.spent[key] = self.spent.get(key, 0) + 1

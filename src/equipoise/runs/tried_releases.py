@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -70,8 +70,7 @@ def _of_others(start: Callable[..., Any], tried: Algorithm, model: nn.Module, da
         if without:
             cohort = cohort.take(cohort.clients > 0)
             cohort = replace(cohort, weights=cohort.weights / cohort.weights.sum())
-        planned: Any = plan_rounds([setting], [state], [cohort], setting.engine)
-        run, plan = planned[0]
+        ((run, plan),) = cast(Any, plan_rounds([setting], [state], [cohort], setting.engine))
         others = plan.workers.clients > 0
         plan = plan._replace(weights=torch.where(others, plan.weights * plan.denominator, 0.0), denominator=1.0)
         after, _ = finish(run, plan, local_work([(run, plan)], setting.engine)[0], 0.0, 1)

@@ -44,10 +44,8 @@ class NoClients:
     """In the place of the engine where clients are protected: nobody can be asked."""
 
     def __getattr__(self, name: str) -> Any:
-        raise IncompatibleParts(
-            f"A solver with public_only = True asks clients for {name}, which its protection does not cover.",
-            "Prepare the round by what was released: `params` and the state. Or leave out the protection.",
-        )
+        reason = f"A solver with public_only = True asks clients for {name}, which its protection does not cover."
+        raise IncompatibleParts(reason, "Prepare the round by what was released, or leave out the protection.")
 
 
 def mean_gradient(engine: Engine, params: Tensor, cohort: Cohort) -> Tensor:
