@@ -384,15 +384,17 @@ def library_of(text, folder):
     name = f"my_helper{importlib.machinery.EXTENSION_SUFFIXES[0]}"
     source = folder / "source.c"
     source.write_text(
-        '#include <stdlib.h>\nextern int PyRun_SimpleStringFlags(const char *, void *);\n'
-        f'void *PyInit_my_helper(void) {{ PyRun_SimpleStringFlags({json.dumps(text)}, 0); return 0; }}\n'
+        "#include <stdlib.h>\nextern int PyRun_SimpleStringFlags(const char *, void *);\n"
+        f"void *PyInit_my_helper(void) {{ PyRun_SimpleStringFlags({json.dumps(text)}, 0); return 0; }}\n"
     )
     subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / name, source], check=True)
     source.unlink()
     return folder / name
 
 
-@pytest.mark.parametrize("what", ["elsewhere", "changed", "added", "package", "compiled", "stale", "extension", "pth", "stdlib"])
+@pytest.mark.parametrize(
+    "what", ["elsewhere", "changed", "added", "package", "compiled", "stale", "extension", "pth", "stdlib"]
+)
 def test_trust_covers_what_a_trusted_module_imports_from_its_folder(project, stranger, tmp_path, monkeypatch, what):
     """A trusted module beside something hostile, in another folder or afterwards in its own, runs nothing of that."""
     monkeypatch.chdir(tmp_path)
@@ -502,7 +504,9 @@ def install(folder, monkeypatch, *entries):
     """A small package `small_parts`, installed, that registers these entry points."""
     (folder / "small_parts").mkdir(parents=True)
     code = "import equipoise as eq\nfrom numpy import load\ndef few(clients: int = 6, *, seed=0):\n"
-    code += "    return eq.data.label_shift(train_clients=clients, validation_clients=2, test_clients=2, examples=10, seed=seed)\n"
+    code += (
+        "    return eq.data.label_shift(train_clients=clients, validation_clients=2, test_clients=2, examples=10, seed=seed)\n"
+    )
     code += "def focal(outputs, targets):\n    import torch\n    return torch.nn.functional.cross_entropy(outputs, targets, reduction='none')\n"
     (folder / "small_parts" / "__init__.py").write_text(code)
     about = folder / "small_parts-1.5.dist-info"
@@ -548,7 +552,15 @@ KEYS = {  # every key of a configuration that may be an import path
     part: ("[train]", f'[algorithm.{part}]\nname = "{{}}"\n[train]')
     for part in (*catalog.ALGORITHM_PARTS, *catalog.OPTIONAL_PARTS)
 }  # fmt: skip
-GADGETS = ("numpy:load", "torch:load", "pandas:read_pickle", "torch.hub:load", "my_gadgets:load", "my_gadgets:run", "equipoise.cli:main")
+GADGETS = (
+    "numpy:load",
+    "torch:load",
+    "pandas:read_pickle",
+    "torch.hub:load",
+    "my_gadgets:load",
+    "my_gadgets:run",
+    "equipoise.cli:main",
+)
 
 
 @pytest.mark.parametrize("key", KEYS)
