@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import engine_traits
 from equipoise.core.files import write_atomically
-from equipoise.core.plain_text import parse_json
+from equipoise.core.plain_text import parse_json, typed
 from equipoise.core.words import joined, table_lines
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
@@ -40,6 +41,11 @@ COLUMNS = ("client", "split", "seen", "size", "loss", "error")
 # Columns of runs under attack, with personal models, with a known trivial answer, and of errors that are numbers.
 OPTIONAL = ("malicious", "personal_loss", "personal_error", "trivial_error", "error_deviation", "error_skewness")
 METRICS = "equipoise.metrics"  # the key of what a Parquet file says about its metrics
+_ABOUT = {"higher_is_better": {}, "attributes": [], "miss": None, "trivial_answer": "", "not_evaluated": {}}
+_ABOUT_TYPES: dict[str, Any] = {
+    "higher_is_better": dict[str, bool], "attributes": list[str], "miss": float | None, "trivial_answer": str,
+    "not_evaluated": dict[str, dict[str, str]],
+}  # fmt: skip
 PERSONAL = "personal_"  # before the name of a metric: of clients' own models
 NOT_EVALUATED = "not evaluated"  # stands for a client in the row of a split that nobody could be asked about
 MEAN_OF = "mean of {} clients"  # stands for a client in the row of a split of which secure sums tell the mean alone
@@ -365,11 +371,12 @@ class ClientTable:
             if not 0 <= file.metadata.num_rows <= size:  # each row has a client of its own
                 raise ValueError(f"it has {size} bytes, but says that they are {file.metadata.num_rows} rows")
             schema = file.schema_arrow
-            stored, about = set(schema.names), parse_json((schema.metadata or {}).get(METRICS.encode(), b"{}"))
-            higher: dict[str, bool] = about.get("higher_is_better", {})
+            stored = set(schema.names)
+            about = typed(_ABOUT | parse_json((schema.metadata or {}).get(METRICS.encode(), b"{}")), _ABOUT_TYPES)
+            higher: dict[str, bool] = about["higher_is_better"]
             own = [f"{PERSONAL}{name}" for name in higher if f"{PERSONAL}{name}" in stored]
             names = [name for name in COLUMNS + OPTIONAL if name in COLUMNS or name in stored]
-            named: list[str] = about.get("attributes", [])
+            named: list[str] = about["attributes"]
             table = file.read(columns=[*names, *higher, *own, *named]).to_pydict()
         if not all(isinstance(text, str) for name in ("client", "split", *named) for text in table[name]):
             raise ValueError("a client, a split or an attribute is no text")
@@ -379,14 +386,16 @@ class ClientTable:
         tensors = {
             name: torch.tensor(table[name], dtype=kinds.get(name, torch.float64)) for name in (*names[2:], *higher, *own)
         }
+        if any(column.dim() != 1 for column in tensors.values()) or not bool((tensors["size"] >> 48 == 0).all()):
+            raise ValueError("a column holds lists, or sizes that no client has")
         metrics = {name: tensors.pop(name) for name in higher}
         personal = {name.removeprefix(PERSONAL): tensors.pop(name) for name in own}
         client, split = tuple(table["client"]), tuple(table["split"])
         attributes = {name: tuple(table[name]) for name in named}
         return cls(
             client, split, **tensors, metrics=metrics, personal_metrics=personal, higher_is_better=higher,
-            attributes=attributes, miss=about.get("miss"), trivial_answer=about.get("trivial_answer", ""),
-            not_evaluated=about.get("not_evaluated", {}),
+            attributes=attributes, miss=about["miss"], trivial_answer=about["trivial_answer"],
+            not_evaluated=about["not_evaluated"],
         )  # fmt: skip
 
     def to_csv(self, path: str | Path) -> Path:

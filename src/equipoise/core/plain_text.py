@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 DEEPEST = 50  # lists and tables inside each other
+# Texts and comments of TOML; and outside of these a key of too many steps.
+_TEXTS = re.compile(r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL)
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++\s*+\.\s*+){{{DEEPEST}}}")
 TOO_DEEP = f"it has more than {DEEPEST} lists or tables inside each other"
 
 
@@ -38,7 +43,10 @@ def parse_toml(source: Path | str | bytes) -> dict[str, Any]:
     """
     content = content_of(source) if isinstance(source, Path) else source
     try:
-        tables = tomllib.loads(content if isinstance(content, str) else content.decode("utf-8-sig"))
+        text = content if isinstance(content, str) else content.decode("utf-8-sig")
+        if _LONG_KEY.search(_TEXTS.sub("x", text)):  # the parser takes memory by the square of the steps of a key
+            raise ValueError(TOO_DEEP)
+        tables = tomllib.loads(text)
     except RecursionError as failure:
         raise ValueError(TOO_DEEP) from failure
     except UnicodeDecodeError as failure:
@@ -49,7 +57,16 @@ def parse_toml(source: Path | str | bytes) -> dict[str, Any]:
     return tables
 
 
-def made_of(kind: Any, values: Any) -> Any:
+def typed(table: Any, kinds: Mapping[str, Any], *, strict: bool = False) -> dict[str, Any]:
+    """A table of which some entries must be of these types, made of them; `strict` ones are of them already.
+
+    >>> typed({"rounds": 3, "name": "mine"}, {"rounds": float})
+    {'rounds': 3.0, 'name': 'mine'}
+    """
+    return table | {key: made_of(kind, table[key], strict=strict, where=(key,)) for key, kind in kinds.items()}
+
+
+def made_of(kind: Any, values: Any, *, strict: bool = False, where: tuple[str, ...] = ()) -> Any:
     """A value of a type, such as a dataclass, of what was parsed; a ValueError names the first entry that does not fit.
 
     >>> made_of(tuple[int, ...], [1, 2])
@@ -58,11 +75,11 @@ def made_of(kind: Any, values: Any) -> Any:
     from pydantic import ValidationError
 
     try:
-        return _adapter(kind).validate_python(values)
+        return _adapter(kind).validate_python(values, strict=strict)
     except ValidationError as failure:
         first = failure.errors()[0]
-        where = ".".join(str(step) for step in first["loc"])
-        raise ValueError(f"it is damaged at {where or 'its top'}: {first['msg']}") from None
+        place = ".".join(str(step) for step in (*where, *first["loc"]))
+        raise ValueError(f"it is damaged at {place or 'its top'}: {first['msg']}") from None
 
 
 @cache

@@ -50,7 +50,10 @@ def load_arrays(path: PathLike, names: Sequence[str] | None = None) -> dict[str,
         chosen = list(entries) if names is None else names
         if missing := [name for name in chosen if name not in entries]:
             raise InvalidData(f"{path}: array {missing[0]!r} is missing; the file holds {', '.join(entries)}.")
-        _refuse_bomb(path, sum(entries[name].file_size for name in chosen), os.stat(path).st_size)
+        unpacked, memory = sum(entries[name].file_size for name in chosen), all_memory()
+        refuse_bomb(path, unpacked, os.stat(path).st_size)
+        if unpacked > memory:
+            raise ValueError(f"they need {unpacked / 1e9:.1f} GB, and this machine has {memory / 1e9:.1f} GB")
         return {name: read_array(partial(archive.open, entries[name]), entries[name].file_size) for name in chosen}
 
 
@@ -68,10 +71,8 @@ def read_array(opened: Callable[[], IO[bytes]], size: int) -> NDArray[Any]:
     return read
 
 
-def _refuse_bomb(path: PathLike, unpacked: int, packed: int) -> None:
+def refuse_bomb(path: PathLike, unpacked: int, packed: int) -> None:
     """Refuse a packed file that would fill the memory when it is unpacked: data are not a hundred times as large as packed."""
-    if (memory := all_memory()) < unpacked:
-        raise InvalidData(f"{path}: it unpacks to {unpacked / 1e9:.1f} GB, and this machine has {memory / 1e9:.1f} GB.")
     if unpacked > MOST_UNPACKED and unpacked > PACKED_AT_MOST * packed:
         raise InvalidData(
             f"{path}: {packed / 1e6:.1f} MB unpack to {unpacked / 1e9:.1f} GB or more, which no real data do. Unpack the file "
@@ -97,7 +98,7 @@ def _read_packed(path: PathLike) -> bytes:
     with gzip.open(path, "rb") as file:
         while part := file.read(1 << 24):
             found += part
-            _refuse_bomb(path, len(found), packed)
+            refuse_bomb(path, len(found), packed)
     return bytes(found)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.data.file_access import PathLike, data_file, unpacked_bytes
-from equipoise.errors import InvalidData
+from equipoise.errors import FileGuard, InvalidData
 
 UNSIGNED_BYTES = 8  # the code of the only type that MNIST and its relatives use
 
@@ -38,7 +38,8 @@ def load_idx(path: PathLike) -> Tensor:
     shape = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions)]
     if len(content) - start != math.prod(shape):
         raise InvalidData(f"{path}: its header says {' × '.join(map(str, shape))} bytes, but {len(content) - start} follow.")
-    return torch.from_numpy(np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy())
+    with FileGuard(path, InvalidData):
+        return torch.from_numpy(np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy())
 
 
 def mnist_images(folder: PathLike | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:

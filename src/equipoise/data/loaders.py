@@ -20,7 +20,7 @@ from equipoise.data.file_access import PathLike, data_file, load_arrays, load_js
 from equipoise.data.partition import Partitioner, by_id, partitioner, to_clients
 from equipoise.data.splits import How, split, split_clients
 from equipoise.data.text import Features, WordVectors, alphabet, encode_characters, from_texts, glove
-from equipoise.errors import InvalidData, require
+from equipoise.errors import FileGuard, InvalidData, require
 
 
 def femnist(
@@ -44,12 +44,13 @@ def femnist(
     x, y, writer = arrays["x"], arrays["y"], arrays["writer"]
     if not len(x) == len(y) == len(writer) or (len(writer) and int(writer.max()) >= len(arrays["writer_id"])):
         raise InvalidData(f"{path}: x, y and writer must have one row per image, and writer must index writer_id.")
-    rows, positions = by_id(writer)
-    complete = [(r, int(p)) for r, p in zip(rows, positions, strict=True) if arrays["writer_kind"][int(p)] < 2]
-    kept = [complete[k] for k in large_enough([len(r) for r, _ in complete], min_examples, path)]
-    assignment, ids = [r for r, _ in kept], [str(arrays["writer_id"][p]) for _, p in kept]
-    images, labels = torch.from_numpy(x), torch.from_numpy(y.astype(np.int64))
-    clients = to_clients(images, labels, assignment, ids=ids, scale=-1 / 255, shift=1.0, source=str(path))
+    with FileGuard(path, InvalidData, "is no FEMNIST by writer"):
+        rows, positions = by_id(writer)
+        complete = [(r, int(p)) for r, p in zip(rows, positions, strict=True) if arrays["writer_kind"][int(p)] < 2]
+        kept = [complete[k] for k in large_enough([len(r) for r, _ in complete], min_examples, path)]
+        assignment, ids = [r for r, _ in kept], [str(arrays["writer_id"][p]) for _, p in kept]
+        images, labels = torch.from_numpy(x), torch.from_numpy(y.astype(np.int64))
+        clients = to_clients(images, labels, assignment, ids=ids, scale=-1 / 255, shift=1.0, source=str(path))
     return split(clients, split_by, validation=validation, test=test, seed=seed, name="femnist", classes=62)
 
 
@@ -75,10 +76,11 @@ def fashion_mnist(
     """
     path = data_file(folder, "fashion_mnist.npz", "arrays x_train, y_train, x_test, y_test")
     arrays = load_arrays(path, ("x_train", "y_train", "x_test", "y_test"))
-    x = np.concatenate([arrays["x_train"], arrays["x_test"]])
-    y = np.concatenate([arrays["y_train"], arrays["y_test"]]).astype(np.int64)
-    if len(x) != len(y):
-        raise InvalidData(f"{path}: {len(x)} images but {len(y)} labels.")
+    with FileGuard(path, InvalidData, "is no Fashion-MNIST"):
+        x = np.concatenate([arrays["x_train"], arrays["x_test"]])
+        y = np.concatenate([arrays["y_train"], arrays["y_test"]]).astype(np.int64)
+        if not len(x) == len(y) == np.count_nonzero((y >= 0) & (y < 10)):
+            raise ValueError(f"{len(x)} images need as many labels from 0 to 9")
     kept = tuple(range(10)) if classes is None else tuple(classes)
     rule = "must be at least two different numbers in 0 … 9"
     require(len(set(kept)) == len(kept) >= 2 and set(kept) <= set(range(10)), "classes", rule, classes)
@@ -102,12 +104,13 @@ def omniglot(
     """
     path = data_file(folder, "omniglot_small.npz", "arrays x28, alphabet, character, drawer, alphabet_names")
     arrays = load_arrays(path, ("x28", "alphabet", "character", "drawer", "alphabet_names"))
-    names = arrays["alphabet_names"]
-    drawn_by = [f"{names[a]}/{d:02d}" for a, d in zip(arrays["alphabet"], arrays["drawer"], strict=True)]
-    assignment, ids = by_id(drawn_by)
-    y = torch.from_numpy(arrays["character"].astype(np.int64))
-    clients = to_clients(torch.from_numpy(arrays["x28"]), y, assignment, ids=ids, scale=1 / 255, source=str(path))
-    classes = int(y.max()) + 1
+    with FileGuard(path, InvalidData, "is no Omniglot"):
+        names = arrays["alphabet_names"]
+        drawn_by = [f"{names[a]}/{d:02d}" for a, d in zip(arrays["alphabet"], arrays["drawer"], strict=True)]
+        assignment, ids = by_id(drawn_by)
+        y = torch.from_numpy(arrays["character"].astype(np.int64))
+        clients = to_clients(torch.from_numpy(arrays["x28"]), y, assignment, ids=ids, scale=1 / 255, source=str(path))
+        classes = int(y.max()) + 1
     return split(clients, split_by, validation=validation, test=test, seed=seed, name="omniglot", classes=classes)
 
 
@@ -182,18 +185,19 @@ def adult(folder: PathLike | None = None) -> FederatedData:
     """
     path = data_file(folder, "adult.npz", "arrays cat, num, y, is_test, cat_names, categories__education, …")
     arrays = load_arrays(path, ("cat", "cat_names", "categories__education", "is_test", "num", "y"))
-    names = arrays["cat_names"].tolist()
-    tested = arrays["is_test"].astype(bool)
-    numbers = arrays["num"].astype(np.float64)
-    numbers = (numbers - numbers[~tested].mean(0)) / numbers[~tested].std(0)
-    columns: list[NDArray[Any]] = [numbers]
-    for j, name in enumerate(names):
-        choices = len(load_arrays(path, (f"categories__{name}",))[f"categories__{name}"])
-        columns.append(arrays["cat"][:, j, None] == np.arange(choices))
-    x = torch.from_numpy(np.concatenate(columns, axis=1).astype(np.float32))
-    y = torch.from_numpy(arrays["y"].astype(np.int64))
-    education = arrays["categories__education"][arrays["cat"][:, names.index("education")]]
-    group = np.where(education == "Doctorate", "doctorate", "other")
+    with FileGuard(path, InvalidData, "is no Adult"):
+        names = arrays["cat_names"].tolist()
+        tested = arrays["is_test"].astype(bool)
+        numbers = arrays["num"].astype(np.float64)
+        numbers = (numbers - numbers[~tested].mean(0)) / numbers[~tested].std(0)
+        columns: list[NDArray[Any]] = [numbers]
+        for j, name in enumerate(names):
+            choices = len(load_arrays(path, (f"categories__{name}",))[f"categories__{name}"])
+            columns.append(arrays["cat"][:, j, None] == np.arange(choices))
+        x = torch.from_numpy(np.concatenate(columns, axis=1).astype(np.float32))
+        y = torch.from_numpy(arrays["y"].astype(np.int64))
+        education = arrays["categories__education"][arrays["cat"][:, names.index("education")]]
+        group = np.where(education == "Doctorate", "doctorate", "other")
 
     def clients(rows: NDArray[np.int64]) -> ClientSet:
         assignment, ids = by_id(group[rows])
@@ -283,12 +287,13 @@ def imdb(folder: PathLike | None = None, *, words: int = 1000) -> tuple[Tensor, 
 
     For centralised training; `words` most frequent words are kept. Source: Maas et al. (2011).
     """
-    path = data_file(folder, "imdb_bow.npz", "a sparse matrix: data, indices, indptr, shape, with y and vocab")
-    arrays = load_arrays(path, ("data", "indices", "indptr", "shape", "y", "vocab"))
-    rows, total = (int(n) for n in arrays["shape"])
+    path = data_file(folder, "imdb_bow.npz", "a sparse matrix: data, indices, indptr, with y and vocab")
+    arrays = load_arrays(path, ("data", "indices", "indptr", "y", "vocab"))
+    total, rows = len(arrays["vocab"]), len(arrays["y"])
     require(1 <= words <= total, "words", f"must lie between 1 and {total}", words)
-    row = np.repeat(np.arange(rows), np.diff(arrays["indptr"]))
-    frequent = arrays["indices"] < words
-    x = np.zeros((rows, words), np.uint8)
-    x[row[frequent], arrays["indices"][frequent]] = arrays["data"][frequent]
-    return torch.from_numpy(x), torch.from_numpy(arrays["y"].astype(np.int64)), tuple(arrays["vocab"][:words].tolist())
+    with FileGuard(path, InvalidData, "is no IMDB"):
+        row = np.repeat(np.arange(rows), np.diff(arrays["indptr"]))
+        frequent = arrays["indices"] < words
+        x = np.zeros((rows, words), np.uint8)
+        x[row[frequent], arrays["indices"][frequent]] = arrays["data"][frequent]
+        return torch.from_numpy(x), torch.from_numpy(arrays["y"].astype(np.int64)), tuple(arrays["vocab"][:words].tolist())

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise.core.numbers import Numbers
-from equipoise.core.plain_text import parse_json
+from equipoise.core.plain_text import parse_json, typed
 from equipoise.core.trees import leaves
 from equipoise.data.clients import ClientSet
 from equipoise.data.label_range import LabelRange
@@ -28,14 +29,32 @@ from equipoise.data.mapped_files import map_file
 from equipoise.data.ragged import Ragged
 from equipoise.data.schema import Schema
 from equipoise.data.store_state import StoredIds, StoreState, file_stat
-from equipoise.errors import InvalidData
+from equipoise.errors import FileGuard, InvalidData
 
 FORMAT = 1
 BLOCK_BYTES = 1 << 22
 DIGEST_BYTES = 20
 MANIFEST, PROGRESS, SCHEMA, CHECKSUMS = "manifest.json", "progress.json", "schema.json", ".checksums"
 SETS = "clients", "train", "validation", "test"
+AGAIN = "Copy the store again, or write it again."
 Content = dict[str, Any]
+_LARGEST = 3.4e38  # of what float32 holds
+# The types of what a manifest says of all its clients, of their inputs or targets, of one tensor of these,
+# of a file, and of a set.
+_HEADER: Content = {
+    "block": int, "name": str, "classes": int, "ignore_index": int, "schema": str | None, "scale": list[float | None],
+    "shift": list[float | None],
+}  # fmt: skip
+_TREE: Content = {"kind": Literal["tensor", "tuple", "dict"], "names": list[str] | None, "leaves": list[dict[str, Any]]}
+_TYPES = Literal[
+    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"
+]  # fmt: skip
+_LEAF: Content = {"type": _TYPES, "shape": list[int], "ragged": dict[str, Any] | None}
+_RAGGED: Content = {"pad": float, "mask": str | None}
+_PART: Content = {"bytes": int, "rest": str}
+_SET: Content = {
+    "clients": int, "examples": int, "labels": list[int | bool] | None, "longest": dict[str, int], "files": dict[str, int],
+}  # fmt: skip
 
 
 def block_digest(data: Any = b"") -> Any:
@@ -106,17 +125,64 @@ def _file_bytes(part: Any, first: bool) -> Numbers:
 
 
 def read_content(path: Path) -> Content:
-    """A JSON file of a store."""
-    try:
-        content = parse_json(path.read_bytes())
-    except (OSError, ValueError) as failure:
-        raise InvalidData(f"{path} cannot be read: {failure}. Copy the store again, or write it again.") from failure
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        found = content.get("format") if isinstance(content, dict) else content
-        raise InvalidData(
-            f"{path} has the format {found!r}, but this version reads {FORMAT}. Use the version of equipoise that wrote it."
-        )
-    return content
+    """The manifest of a store, or its note of progress, checked: what it says of files fits together."""
+    with FileGuard(path, InvalidData, cure=AGAIN):
+        content: Content = parse_json(path, finite=True)
+        if content["format"] != FORMAT:
+            raise InvalidData(
+                f"{path} has the format {content['format']!r}, but this version reads {FORMAT}. Use the version of equipoise "
+                "that wrote it."
+            )
+        if path.name == MANIFEST:
+            _ = [_typed(part, _PART) for entry in content["sets"].values() for part in entry["files"].values()]
+            _refuse_garbled(content, {name: as_progress_entry(entry) for name, entry in content["sets"].items()})
+        else:
+            _typed(content, {"append": bool, "base": dict[str, int]})
+            _refuse_garbled(content["header"], content["sets"])
+        return content
+
+
+def _typed(table: Content, kinds: Content) -> Content:
+    return typed(table, kinds, strict=True)
+
+
+def _refuse_garbled(header: Content, sets: Content) -> None:
+    """Raise an error unless the header of a store makes sense, and the sizes of the files of its sets follow from it."""
+    good = _typed(header, _HEADER)["block"] > 0 and header["classes"] >= 0 and len(sets) > 0 and set(sets) <= set(SETS)
+    for which in ("x", "y"):
+        form, names, parts = (_typed(header[which], _TREE)[key] for key in _TREE)
+        alone = len(parts) == 1 if form == "tensor" else len(parts) > 0
+        good &= len(set(names)) == len(names) == len(parts) > 0 if form == "dict" else names is None and alone
+        for leaf in parts:
+            good &= all(size > 0 for size in _typed(leaf, _LEAF)["shape"])
+            good &= leaf["ragged"] is None or str(_typed(leaf["ragged"], _RAGGED)["mask"]).isidentifier()
+    units = [*header["scale"], *header["shift"]]
+    good &= len(units) == 2 * len(header["x"]["leaves"]) and all(abs(unit or 0) <= _LARGEST for unit in units)
+    if not good:
+        raise ValueError("it describes clients that no store has")
+    for name, entry in sets.items():
+        wanted, files = _sizes(header, _typed(entry, _SET)), entry["files"]
+        if entry["clients"] and not (files.keys() == wanted.keys() and all(map(_fits, files.values(), wanted.values()))):
+            raise ValueError(f"the sizes of the files of {name} do not fit its {entry['clients']} clients")
+        classes = header["y"]["kind"] == "tensor" and "float" not in header["y"]["leaves"][0]["type"]
+        if entry["clients"] and (len(entry["labels"] or ()) == 3) != classes:
+            raise ValueError(f"it does not say which classes {name} has")
+
+
+def _sizes(header: Content, entry: Content) -> dict[str, int]:
+    """The bytes of each file of a set by what the manifest says; below zero: any multiple of them."""
+    clients, examples, longest = entry["clients"], entry["examples"], entry["longest"]
+    if not 0 <= clients <= examples:
+        raise ValueError(f"it has {clients} clients of {examples} examples")
+    sizes = {"ids.text": -1, "ids.offsets": 8 * (clients + 1), "keys": 8 * clients, "offsets": 8 * (clients + 1)}
+    for name, leaf in ((f"{which}.{place}", leaf) for which in "xy" for place, leaf in enumerate(header[which]["leaves"])):
+        row = getattr(torch, leaf["type"]).itemsize * math.prod(leaf["shape"])
+        sizes[f"{name}.values"] = row * examples if leaf["ragged"] is None else -row
+        if leaf["ragged"] is not None:
+            sizes[f"{name}.offsets"] = 8 * (examples + 1)
+            if examples and not 0 < longest[name] <= entry["files"][f"{name}.values"] // row:
+                raise ValueError(f"its longest sequence of {name} has {longest[name]} steps")
+    return sizes
 
 
 def read_manifest(path: Path) -> Content:
@@ -134,20 +200,14 @@ def read_manifest(path: Path) -> Content:
         )
     manifest = read_content(path / MANIFEST)
     growing = (path / PROGRESS).exists()  # an append that goes on, or was interrupted
-    try:
-        for name, entry in manifest["sets"].items():
-            for file, part in entry["files"].items():
-                _refuse_size(path / name / file, part["bytes"], growing)
-                _refuse_size(path / name / f"{file}{CHECKSUMS}", part["bytes"] // manifest["block"] * DIGEST_BYTES, growing)
-            if set_digest(path, manifest, name) != entry["digest"]:
-                raise InvalidData(
-                    f"{path}: {MANIFEST} and the checksums of {name} do not fit together; one of them was changed. Copy the "
-                    "store again, or write it again."
-                )
-    except (KeyError, TypeError, AttributeError) as failure:
-        raise InvalidData(
-            f"{path / MANIFEST} lacks or garbles {failure}. Copy the store again, or write it again."
-        ) from failure
+    for name, entry in manifest["sets"].items():
+        for file, part in entry["files"].items():
+            _refuse_size(path / name / file, part["bytes"], growing)
+            _refuse_size(path / name / f"{file}{CHECKSUMS}", part["bytes"] // manifest["block"] * DIGEST_BYTES, growing)
+        if set_digest(path, manifest, name) != entry.get("digest"):
+            raise InvalidData(
+                f"{path}: {MANIFEST} and the checksums of {name} do not fit together; one of them was changed. {AGAIN}"
+            )
     return manifest
 
 
@@ -159,6 +219,10 @@ def _refuse_size(file: Path, wanted: int, growing: bool) -> None:
             f"{file} {has}, but the manifest says {wanted} bytes: the store was cut or changed. Copy it again, or "
             "write it again."
         )
+
+
+def _fits(size: int, wanted: int) -> bool:
+    return size == wanted if wanted >= 0 else size > 0 and size % wanted == 0
 
 
 def set_digest(path: Path, manifest: Content, name: str) -> str:

@@ -132,8 +132,8 @@ def _bad_blocks(file: Path, part: Content, block: int) -> list[str]:
     bad = []
     with file.open("rb") as values, file.with_name(f"{file.name}{CHECKSUMS}").open("rb") as checksums:
         for k in range(whole + bool(rest)):
-            found = block_digest(values.read(block if k < whole else rest)).digest()
-            wanted = checksums.read(DIGEST_BYTES) if k < whole else bytes.fromhex(part["rest"])
+            found = block_digest(values.read(block if k < whole else rest)).hexdigest()
+            wanted = checksums.read(DIGEST_BYTES).hex() if k < whole else part["rest"]
             if found != wanted:
                 bad.append(f"block {k} of {file.parent.name}/{file.name} (bytes {k * block} …)")
     return bad

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.data.arrays import first_line
-from equipoise.data.file_access import PathLike
+from equipoise.data.file_access import PathLike, refuse_bomb
 from equipoise.errors import InvalidData, InvalidParameter, notify, require
 
 CSV_NAMES = "*.csv", "*.csv.gz"
@@ -150,6 +150,7 @@ def parquet_files(path: PathLike, client: str) -> TableFiles:
     require_column_name("client", client)
     files = files_of(path, "*.parquet")
     size, schema = _parquet_schema(path, files)
+    refuse_bomb(path, size, sum(file.stat().st_size for file in files))
     # Without buffers of whole files, which need not fit into memory.
     checked = dataset.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False, use_buffered_stream=True)
     top = existing_path(path)
@@ -181,9 +182,11 @@ def parquet_files(path: PathLike, client: str) -> TableFiles:
     def batches(names: Sequence[str] | None) -> Iterator[Any]:
         try:
             # Few batches are read ahead, which would be held in memory.
-            yield from opened.to_batches(
+            for batch in opened.to_batches(
                 columns=None if names is None else list(names), batch_size=_PIECE_ROWS, batch_readahead=2, fragment_readahead=1
-            )
+            ):
+                batch.validate(full=True)  # else text that is none is found anywhere
+                yield batch
         except (pa.ArrowException, OSError, ValueError, TypeError) as failure:
             raise refuse(failure) from failure
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.core.files import is_unfinished, locked, remove_unfinished, write_atomically
-from equipoise.core.plain_text import made_of, parse_json
+from equipoise.core.plain_text import made_of, parse_json, typed
 from equipoise.core.words import counted
 from equipoise.errors import ConfigError, EquipoiseError, FileGuard
 from equipoise.experiment.family_files import MANIFEST, write_family, write_single
@@ -232,7 +232,7 @@ def _read_records(path: str | Path) -> list[RunRecord]:
             history.rounds.append(made_of(RoundReport, {"run": name, **_numbers(event)}))
         elif kind == "evaluation":
             history.points.append(evaluation_point(event))
-    end = {key: made_of(_END.get(key, Any), value) for key, value in end.items()}
+    end = typed(end, {key: kind for key, kind in _END.items() if key in end})
     refuse_damaged_files(folder, end.get("sha256", {}))
     clients = ClientTable((), (), *no_rows()) if is_family else ClientTable.from_parquet(folder.clients)
     costs: dict[str, Any] = {name: float("inf") if value is None else value for name, value in end.get("privacy", {}).items()}

@@ -43,6 +43,8 @@ class ClientRows:
     """
 
     def __init__(self, first: Tensor, clients: int, path: Path | None = None, *, places: Tensor | None = None) -> None:
+        if places is not None and (places.shape != (clients,) or places.dtype != torch.uint8 or bool((places > 2).any())):
+            raise EquipoiseError(f"{path} is not said to hold rows of {clients} clients. Start anew.")
         self.first = first.detach().cpu()
         self.saved = torch.zeros(clients, dtype=torch.uint8) if places is None else places.clone()
         self.path = path if path is not None else self._temporary_file()

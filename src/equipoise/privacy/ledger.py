@@ -69,13 +69,15 @@ class LedgerEntry:
     @classmethod
     def of_line(cls, line: str) -> LedgerEntry:
         """The entry that `line` wrote; ValueError for a field with a value that no entry has."""
-        said = parse_json(line, finite=True)
+        said: dict[str, Any] = parse_json(line, finite=True)
         for name in ("sampling", "cohort"):
             if said.get(name) is not None:
                 said[name] = tuple(said[name])
         entry = cls(**said)
         if wrong := next((name for name, fits in _FITS.items() if not fits(getattr(entry, name))), None):
             raise ValueError(f"{wrong} is {reprlib.repr(getattr(entry, wrong))}")
+        if entry.kind == "release":
+            unpack_sampling(entry.sampling)
         return entry
 
     @property
@@ -97,7 +99,7 @@ def _is_count(value: object) -> bool:
 
 
 def _is_noise(value: object) -> bool:
-    return is_number(value) and value >= 0  # type: ignore[operator] # not so for NaN
+    return is_number(value) and (value == 0 or value > 1e-100)  # type: ignore[operator] # not so for NaN
 
 
 # What the fields of an entry may hold: a sum over entries with anything else would be no bound on what was released.
@@ -112,6 +114,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "delta": lambda value: is_number(value) and 0 <= value < 1,
     "shares": _is_count,
     "token": _is_text,
+    "sampling": lambda value: isinstance(value, tuple),
     "cohort": lambda value: value is None or all(map(_is_text, value)),
     "contributors": _is_count,
     "nominal": lambda value: isinstance(value, bool),
@@ -192,7 +195,7 @@ def read_entries(path: Path) -> list[LedgerEntry]:
             if len(line) > _LONGEST_LINE:
                 raise ValueError("too long")
             entries.append(LedgerEntry.of_line(line))
-        except (ValueError, TypeError) as failure:
+        except Exception as failure:
             if not line.endswith("}") or "\0" in line:  # cut off, or zeros that a power cut left of what was not synced
                 continue
             raise LedgerError(f"{path}, line {number}, is no entry of a ledger: {failure}.") from failure

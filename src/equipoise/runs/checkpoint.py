@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from torch import Tensor
 from equipoise.core.files import locked, make_folder, remove_unfinished, write_atomically, writing
 from equipoise.core.plain_text import parse_json
 from equipoise.core.tensor_files import read_tensor_file, tensor_file_bytes
-from equipoise.errors import CheckpointError, Diverged, FileGuard, NotWritten, notify, require
+from equipoise.errors import CheckpointError, Diverged, FileGuard, NotWritten, is_integer, notify, require
 from equipoise.observers import EvaluationPoint, History
 from equipoise.runs.history_columns import packed_reports, unpacked_reports
 from equipoise.runs.identity import identity_of, refuse_other_run
@@ -193,11 +194,14 @@ class Checkpoints(Observer):
         with FileGuard(self.path, CheckpointError, *NO_CHECKPOINT):
             for run, identity, setting in zip(saved.runs, self._identities, settings, strict=True):
                 notes |= dict.fromkeys(refuse_other_run(self.path, run.identity, identity))
-                reached, there, here = run.state.round, run.state.model, setting.first_model
-                if reached > setting.rounds:
-                    raise CheckpointError(f"{self.path} is already at round {reached}, beyond rounds = {setting.rounds}.")
-                if reached < 0 or (there.shape, there.dtype) != (here.shape, here.dtype):
-                    raise ValueError(f"its model after {reached} rounds is {there.dtype} of the shape {tuple(there.shape)}")
+                params, carried = setting.task.split(setting.first_model)
+                state, first = run.state, ServerState(0, params, carried=carried if setting.task.carried.names else None)
+                if state.round > setting.rounds:
+                    raise CheckpointError(f"{self.path} is already at round {state.round}, beyond rounds = {setting.rounds}.")
+                pairs = (first.model, state.model), (setting.algorithm.server.begin(params), state.server)
+                fits = all(starmap(_resembles, (*pairs, (setting.averaged.begin(first), state.averaging))))
+                if not (fits and is_integer(state.round) and state.round >= 0):
+                    raise ValueError(f"its states after {state.round} rounds are not those of this run")
         reached = self.saved_round = max(run.state.round for run in saved.runs)
         about = f"Going on from round {reached} of {settings[0].rounds}, as {self.path} has it."
         if all(run.state.round == setting.rounds for run, setting in zip(saved.runs, settings, strict=True)):
@@ -243,6 +247,15 @@ class Checkpoints(Observer):
         """The run ended with an error: a full disk says how to go on."""
         if isinstance(failure, NotWritten) and self.path.exists():
             failure.add_note(f"What was saved is in {self.path}; once there is room, the same call goes on from there.")
+
+
+def _resembles(first: Any, saved: Any) -> bool:
+    """Whether a state has the form of that before the first round: tensors of the same shapes and types."""
+    if isinstance(first, Tensor):
+        return isinstance(saved, Tensor) and (saved.shape, saved.dtype) == (first.shape, first.dtype)
+    if isinstance(first, tuple):
+        return isinstance(saved, tuple) and len(saved) == len(first) and all(map(_resembles, first, saved))
+    return not dataclasses.is_dataclass(first) or type(saved) is type(first)
 
 
 # ---------------------------------------------------------------------------------------- states as JSON and named tensors

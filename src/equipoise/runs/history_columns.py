@@ -39,6 +39,21 @@ def unpacked_reports(columns: dict[str, Any], tensors: dict[str, Tensor]) -> lis
             values[name] = [column["usual"]] * count
             for place, value in column["others"]:
                 values[name][place] = value
+            if count and not all(_fits(value, _TYPES[name]) for value in (column["usual"], *dict(column["others"]).values())):
+                raise ValueError(f"its reports have wrong values of {name}")
     if any(len(column) != count for column in values.values()):
         raise ValueError("its reports have columns of different lengths")
     return [RoundReport(**dict(zip(values, row, strict=True))) for row in zip(*values.values(), strict=True)]
+
+
+_TYPES = {field.name: str(field.type) for field in dataclasses.fields(RoundReport)}
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Whether a value that was parsed can be a field of this type, as the class writes it."""
+    if value is None:
+        return "None" in kind
+    if kind.startswith("tuple"):
+        return isinstance(value, list) and all(isinstance(each, str | list) for each in value)
+    wanted: Any = {"d": dict, "s": str, "L": str}.get(kind[0], int | float)
+    return isinstance(value, wanted)

@@ -59,8 +59,9 @@ class Choice:
 
     def __post_init__(self) -> None:
         counts = self.chunk_size, self.workers, self.clients
-        if not all(each is None or (is_integer(each) and each > 0) for each in counts):
-            raise ValueError(f"a choice is of positive numbers, and not of {counts}")
+        good = all(each is None or (is_integer(each) and each > 0) for each in counts)
+        if not good or not isinstance(self.path, str | None):
+            raise ValueError(f"a choice is of positive numbers and a path, and not of {counts} and {self.path!r}")
 
     def serves(self, clients: int) -> bool:
         """Whether it is good for this many clients: not if there were too few of them to try larger chunks."""

@@ -246,15 +246,15 @@ def read_policy(path: str | Path) -> NodePolicy:
     file = Path(path)
     with FileGuard(f"The policy {file}", ConfigError):
         given = parse_toml(file)
-    kinds = get_type_hints(NodePolicy)
-    if unknown := [key for key in given if key not in kinds]:
-        known = ", ".join(each.name for each in fields(NodePolicy))
-        raise ConfigError(f"The policy {file} has the key {unknown[0]!r}, which is none of: {known}.")
-    values = {}
-    for key, value in given.items():
-        listed = tuple(value) if isinstance(value, list) else value
-        values[key] = check_value(listed, kinds[key], f"{key} of the policy {file}")
-    for name in ("key", "peers"):  # as seen from the policy's file
-        if values.get(name) is not None:
-            values[name] = str(file.resolve().parent / values[name])
-    return replace(NodePolicy(), **values)
+        kinds = get_type_hints(NodePolicy)
+        if unknown := [key for key in given if key not in kinds]:
+            known = ", ".join(each.name for each in fields(NodePolicy))
+            raise ConfigError(f"The policy {file} has the key {unknown[0]!r}, which is none of: {known}.")
+        values = {}
+        for key, value in given.items():
+            listed = tuple(value) if isinstance(value, list) else value
+            values[key] = check_value(listed, kinds[key], f"{key} of the policy {file}")
+        for name in ("key", "peers"):  # as seen from the policy's file
+            if values.get(name) is not None:
+                values[name] = str(file.resolve().parent / values[name])
+        return replace(NodePolicy(), **values)

@@ -21,7 +21,7 @@ from typing import Any
 
 from equipoise.absent_clients import count_evaluated
 from equipoise.core.files import GrowingFile, write_atomically
-from equipoise.core.plain_text import parse_json
+from equipoise.core.plain_text import parse_json, typed
 from equipoise.core.words import counted
 from equipoise.engines.flower.apps.members import Member
 from equipoise.engines.flower.apps.node_keys import RETIRED
@@ -45,6 +45,11 @@ OTHER_COHORT = (
 )
 FAR_POINTS = 0.25  # above the median, from which such an error is an alert without any test, if errors are shares
 DRIFT = (4.0, 0.05)  # deviations, and amount, above the median of all clients from which an error is an alert
+_KINDS: dict[str, Any] = {  # of what a status holds
+    "run": str, "state": str, "round": int, "rounds": int, "updated": str, "alerts": list[dict[str, str]],
+    "clients": dict[str, dict[str, Any]],
+}  # fmt: skip
+_COUNTS = dict.fromkeys(("rounds", "failed", "in_a_row", "sent", "received"), int)  # of a client
 log = logging.getLogger("flwr")  # Flower shows it to whoever watches the run
 
 
@@ -64,6 +69,13 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     return [event for event in events if isinstance(event, dict)]
 
 
+def read_status(file: Path) -> dict[str, Any]:
+    """A status as it was written; an error where it is none."""
+    about = typed(parse_json(file, finite=True), _KINDS)
+    alerts = [typed(each, dict.fromkeys(("time", "client", "text"), str)) for each in about["alerts"]]
+    return about | {"alerts": alerts, "clients": {client: typed(each, _COUNTS) for client, each in about["clients"].items()}}
+
+
 class RunStatus(Observer):
     """Writes status and events of a run. Without a folder it writes nothing, and logs all the same."""
 
@@ -75,10 +87,10 @@ class RunStatus(Observer):
         self.about: dict[str, Any] = {"run": run, "state": "waiting", "round": 0, "rounds": rounds, "alerts": [], "clients": {}}
         if folder is not None and (folder / STATUS).exists():
             try:
-                before = parse_json(folder / STATUS)
-                kept = {key: before[key] for key in ("round", "alerts", "clients")}
-                self.about |= kept | {key: before[key] for key in ("evaluation", "notes") if key in before}
-            except (OSError, ValueError, KeyError, TypeError):
+                before = read_status(folder / STATUS)
+                kept = "round", "alerts", "clients", "evaluation", "notes"
+                self.about |= {key: before[key] for key in kept if key in before}
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 self.event("warning", text=f"{STATUS} could not be read, and begins anew.")
         self._reports: list[RoundReport] = []  # since this server began
         self._took_part: frozenset[str] | None = None  # in the round before, and not without a fault

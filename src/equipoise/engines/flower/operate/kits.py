@@ -19,7 +19,7 @@ from typing import Any
 
 from equipoise.algorithm import Algorithm
 from equipoise.core.files import write_atomically
-from equipoise.core.plain_text import made_of, parse_toml
+from equipoise.core.plain_text import made_of, parse_toml, typed
 from equipoise.engines.flower.apps.node_keys import read_node_list
 from equipoise.engines.flower.apps.node_policy import read_policy
 from equipoise.engines.flower.operate.authority import Authority, new_node_key, write_file
@@ -211,23 +211,21 @@ class Kit:
     def read(cls, path: Path) -> Kit:
         """The kit in a folder; what is missing in it is named."""
         file = path / KIT
-        with FileGuard(file, ConfigError, "is no kit"):
-            given = parse_toml(file)
-            made_of(list[str], given.get("preload", [])), made_of(str, given.get("policy", ""))
         texts = ("superlink", "client-id", "app", "key", "authority")
-        if missing := [name for name in texts if not isinstance(given.get(name), str) or not given[name]]:
-            raise ConfigError(f"{file} does not say {missing[0]!r}.")
-        known = {*texts, "policy", "preload", "node-config"}
-        if unknown := [name for name in given if name not in known]:
-            raise ConfigError(f"{file} says {unknown[0]!r}, which is none of: {', '.join(sorted(known))}.")
-        config, preload = given.get("node-config", {}), given.get("preload", [])
-        plain = isinstance(config, dict) and all(isinstance(value, str | int | float | bool) for value in config.values())
-        require(plain, "node-config", "must be a table of numbers, texts and truth values", config)
-        policy = path / given["policy"] if given.get("policy") else None
-        config = {name: _seen_from(path, name, value) for name, value in config.items()}
+        others = {"policy": str, "preload": list[str], "node-config": dict[str, bool | int | float | str]}
+        with FileGuard(file, ConfigError, "is no kit"):
+            given = typed(
+                {"policy": "", "preload": [], "node-config": {}} | parse_toml(file), dict.fromkeys(texts, str) | others
+            )
+            if unknown := [name for name in given if name not in (*texts, *others)]:
+                raise ValueError(f"it says {unknown[0]!r}, which is none of: {', '.join(sorted((*texts, *others)))}")
+            if empty := [name for name in texts if not given[name]]:
+                raise KeyError(empty[0])
+            config = {name: _seen_from(path, name, value) for name, value in given["node-config"].items()}
+        policy = path / given["policy"] if given["policy"] else None
         return cls(
             path, given["superlink"], given["client-id"], given["app"], path / given["key"], path / given["authority"], policy,
-            tuple(preload), {"client-id": given["client-id"], **config},
+            tuple(given["preload"]), {"client-id": given["client-id"], **config},
         )  # fmt: skip
 
     @property

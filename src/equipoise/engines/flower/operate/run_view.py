@@ -11,20 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.absent_clients import list_reasons
-from equipoise.core.plain_text import made_of, parse_json
 from equipoise.core.words import printable, table_lines
 from equipoise.engines.flower.apps.run_control import read_order
-from equipoise.engines.flower.apps.run_status import STATUS
+from equipoise.engines.flower.apps.run_status import STATUS, read_status
 from equipoise.errors import ConfigError, FileGuard
 
 STALE = 3600.0  # seconds without a word after which a server that is not on this machine counts as gone
 HEAD = (  # of the table of clients; seconds and kilobytes are those of the last round
     "client", "state", "last seen", "rounds", "failed", "s", "kB out", "kB in", "version", "node", "fault"
 )  # fmt: skip
-_KINDS: dict[str, Any] = {  # what a status holds
-    "run": str, "state": str, "round": int, "rounds": int, "updated": str, "alerts": list[dict[str, str]],
-    "clients": dict[str, dict[str, Any]],
-}  # fmt: skip
 GOING_ON, FINISHED, FAILED, GONE, STOPPED, ALERTS = 0, 0, 1, 2, 3, 4  # exit codes
 
 
@@ -43,8 +38,7 @@ class RunView:
         with FileGuard(
             self.folder / STATUS, ConfigError, cure="Name the folder of a federated run, which writes it each round."
         ):
-            about: dict[str, Any] = parse_json(self.folder / STATUS, finite=True)
-            about |= {key: made_of(kind, about[key]) for key, kind in _KINDS.items()}
+            about = read_status(self.folder / STATUS)
             datetime.fromisoformat(about["updated"])
             _ = [_row(client, entry) for client, entry in about["clients"].items()]  # what cannot be shown is damaged
             _ = arrival_lines(about.get("arrivals")), evaluation_lines(about.get("evaluation")), list(about.get("notes", ()))
@@ -175,6 +169,6 @@ def _lives(pid: Any) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except ProcessLookupError:
         return False
-    except OSError:  # of another user, or a system without /proc
+    except (OSError, OverflowError):  # of another user, or a system without /proc; or no number of a process
         return True
     return state[:1] not in (["Z"], ["X"])
