@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -280,7 +280,7 @@ def status(
     raise typer.Exit(int(about["exit_code"]))
 
 
-def _order(folder: Path, said: str, *, state: str | None = None, rounds: int | None = None) -> None:
+def _order(folder: Path, said: str, *, state: Literal["run", "pause", "stop"] | None = None, rounds: int | None = None) -> None:
     _require_flower()
     from equipoise.engines.flower.apps.run_control import give_order
     from equipoise.engines.flower.operate.run_view import RunView

@@ -63,7 +63,8 @@ def typed(table: Any, kinds: Mapping[str, Any], *, strict: bool = False) -> dict
     >>> typed({"rounds": 3, "name": "mine"}, {"rounds": float})
     {'rounds': 3.0, 'name': 'mine'}
     """
-    return table | {key: made_of(kind, table[key], strict=strict, where=(key,)) for key, kind in kinds.items()}
+    made: dict[str, Any] = table | {key: made_of(kind, table[key], strict=strict, where=(key,)) for key, kind in kinds.items()}
+    return made
 
 
 def made_of(kind: Any, values: Any, *, strict: bool = False, where: tuple[str, ...] = ()) -> Any:

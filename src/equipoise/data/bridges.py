@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -228,8 +228,9 @@ def _stack(files: Iterable[Path]) -> Any:
     for file in files:
         what = "array of numbers that numpy.save wrote; it may be cut" if file.suffix == ".npy" else "number as text"
         with FileGuard(file, InvalidData, f"holds no {what}", "Write it again."):
-            array = file.suffix == ".npy"
-            read.append(read_array(partial(file.open, "rb"), file.stat().st_size) if array else _number(file.read_text()))
+            opened: Callable[[], IO[bytes]] = partial(file.open, "rb")  # type: ignore[assignment]  # of several overloads
+            size = file.stat().st_size
+            read.append(read_array(opened, size) if file.suffix == ".npy" else _number(file.read_text()))
     if len({np.shape(each) for each in read}) > 1:
         raise InvalidData(
             f"{next(iter(files)).parent}: the examples have different shapes. Pad them, or use from_dict with Ragged."

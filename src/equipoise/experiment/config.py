@@ -151,7 +151,8 @@ class RunConfig:
         """The configuration as nested TOML tables, with the versions of the installed libraries."""
         parts = {kind: part.table() for kind, part in self.parts.items()}
         left_out = {kind: NONE for kind in catalog.OPTIONAL_PARTS if kind not in self.parts}
-        code = {path: entry for each in (*self._all_parts(), *self.functions.values()) for path, entry in each.code.items()}
+        parts_of_own: list[Any] = [*self._all_parts(), *self.functions.values()]
+        code = {path: entry for each in parts_of_own for path, entry in each.code.items()}
         return {
             "data": self.data.table(),
             "model": self.model.table(),

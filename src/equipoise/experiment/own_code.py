@@ -51,6 +51,7 @@ class OwnCode:
     def part(self, kind: str, import_path: str, where: str) -> CatalogPart:
         """The class or function "module:name" as a part of a configuration; `where` is the dotted key that names it."""
         module, attribute = split_import_path(import_path, where)
+        code: Mapping[str, Any]
         found, code = registered(import_path, where)
         if not code:
             folder = next((each for each in self._folders if module in each.modules), None)

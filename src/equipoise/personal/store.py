@@ -76,8 +76,9 @@ class ClientRows:
                 raise self._not_written(failure) from failure
         weakref.finalize(self, self._written.close)
         self._rows: np.ndarray[Any, np.dtype[Any]] = np.memmap(self.path, kind, "r", self._begin, shape)
-        for k in () if places is None else places.nonzero().flatten().tolist():
-            self._checked_row(int(places[k]), k)
+        for k, place in enumerate(() if places is None else places.tolist()):
+            if place:
+                self._checked_row(place, k)
 
     def _new_file(self, kind: np.dtype[Any], shape: tuple[int, ...]) -> DurableFile:
         """A file of rows and checksums; only its header is written."""

@@ -86,7 +86,7 @@ def work_on(engine: SimulatorEngine, phase: Phase, stretch: Stretch) -> Any:
     """The answer of a worker to a stretch."""
     engine.measures, engine.cohort_sizes = False, None
     if phase.choice:
-        engine.choice = Choice.of(phase.choice)
+        engine.choice = Choice(**phase.choice)
     return KINDS[phase.kind](engine, phase, stretch)
 
 

@@ -344,7 +344,7 @@ class RayEngine:
 
         measuring = replace(phase, kind="calibrate")
         ((_, found),) = self.phases.share_out(measuring, [_ONE_PIECE], one_piece)[0]
-        self.choice = replace(Choice.of(found), clients=clients)  # too little work to measure has no chunk size: remember that
+        self.choice = replace(Choice(**found), clients=clients)  # too little work to measure has no chunk size: remember that
         return replace(phase, choice=asdict(self.choice))
 
     @staticmethod

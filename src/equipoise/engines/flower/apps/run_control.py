@@ -43,7 +43,7 @@ def read_order(folder: Path) -> Order:
         return order
 
 
-def give_order(folder: Path, *, state: str | None = None, rounds: int | None = None) -> Order:
+def give_order(folder: Path, *, state: Literal["run", "pause", "stop"] | None = None, rounds: int | None = None) -> Order:
     """Write down an order; what is not said stays as it was."""
     before = read_order(folder)
     order = replace(before, state=state or before.state, rounds=rounds if rounds is not None else before.rounds)
