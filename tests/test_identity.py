@@ -97,7 +97,7 @@ OTHERS = {
     "another buffer": ({"model": network(nn.ReLU(), buffer=0.5)}, "its model's buffers are"),
     "another lambda as loss": (
         {"loss": lambda outputs, targets: (outputs - nn.functional.one_hot(targets, 3)).abs().sum(1)}, "its loss is"),
-    "another constant in a loss": ({"loss": scaled(3.0)}, "in its loss factor is 2.0, here it is 3.0"),
+    "another constant in a loss": ({"loss": scaled(3.0)}, "code or a constant of its loss differs"),
     "another constant bound to a loss": ({"loss": functools.partial(scaled(2.0))}, "its loss is"),
     "another error": ({"error": lambda outputs, targets: (outputs.argmax(1) == targets).float()}, "constant of its error"),
     "another metric": ({"metrics": {"other": scored(1.0)}}, "its metrics are scored, here they are other"),
@@ -122,33 +122,26 @@ def smoothed(outputs, targets, label_smoothing=0.1):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "words"),
+    ("before", "after"),
     [
         (
             nn.CrossEntropyLoss(label_smoothing=0.1, reduction="none"),
             nn.CrossEntropyLoss(label_smoothing=0.2, reduction="none"),
-            "in its loss label_smoothing is 0.1, here it is 0.2",
         ),
-        (
-            functools.partial(smoothed, label_smoothing=0.2),
-            functools.partial(smoothed, label_smoothing=0.3),
-            "in its loss label_smoothing is 0.2, here it is 0.3",
-        ),
+        (functools.partial(smoothed, label_smoothing=0.2), functools.partial(smoothed, label_smoothing=0.3)),
         (
             lambda o, t: nn.functional.cross_entropy(o, t, label_smoothing=0.1, reduction="none"),
             lambda o, t: nn.functional.cross_entropy(o, t, label_smoothing=0.2, reduction="none"),
-            "in its loss number 1 in its code is 0.1, here it is 0.2",
         ),
         (
             lambda o, t: nn.functional.cross_entropy(o, t, reduction="none"),
             lambda o, t: nn.functional.cross_entropy(2 * o, t, reduction="none").abs(),
-            "the code or a constant of its loss differs from what it is here",
         ),
     ],
 )
-def test_a_constant_of_a_loss_that_differs_is_named_with_its_values(before, after, words, ragged, tmp_path):
+def test_a_constant_of_a_loss_that_differs_is_refused(before, after, ragged, tmp_path):
     interrupted(ragged, tmp_path / "run", loss=before)
-    with pytest.raises(CheckpointError, match=re.escape(words)) as refusal:
+    with pytest.raises(CheckpointError, match="code or a constant of its loss differs") as refusal:
         run(ragged, tmp_path / "run", loss=after)
     assert not re.search(r"[0-9a-f]{12}", str(refusal.value).replace(str(tmp_path), ""))
     run(ragged, tmp_path / "run", loss=before)
@@ -164,7 +157,7 @@ def test_other_data_are_refused(ragged, tmp_path):
 def test_a_global_constant_is_part_of_a_loss(ragged, tmp_path, monkeypatch):
     interrupted(ragged, tmp_path / "run")
     monkeypatch.setitem(globals(), "SCALE", 5.0)
-    with pytest.raises(CheckpointError, match=r"in its loss SCALE is 1\.0, here it is 5\.0"):
+    with pytest.raises(CheckpointError, match="code or a constant of its loss differs"):
         run(ragged, tmp_path / "run")
 
 

@@ -20,8 +20,6 @@ from equipoise.core.fingerprints import (
     tensors_fingerprint,
     without_addresses,
 )
-from equipoise.core.named_constants import constants_of
-from equipoise.core.plain_text import parse_json
 from equipoise.errors import CheckpointError
 from equipoise.privacy.lookers import data_to_try
 
@@ -36,7 +34,6 @@ METRICS = "metrics", "metrics' code"
 _OF_CODE = ("model's code", "loss's code", "error's code", "algorithm's own code", METRICS[1])
 _SEVERAL = (METRICS[0], "model's frozen parameters", "model's buffers", "training modes of frozen parts")
 NOISE = "privacy"
-CONSTANTS = "loss's constants"  # not compared: they say which one differs where the code of a loss does
 _LONG = 120  # characters of a text that is shown whole
 
 
@@ -69,7 +66,6 @@ def identity_of(setting: Setting) -> dict[str, str]:
             PYTHON: ".".join(platform.python_version_tuple()[:2]),
             "model's code": module_code(model),
             "loss's code": fingerprint(task.loss),
-            CONSTANTS: json.dumps(constants_of(task.loss)),
             "error's code": fingerprint(task.error),
             "algorithm's own code": own_code(setting.algorithm),
             METRICS[0]: ", ".join(sorted(setting.metrics.functions)) or "none",
@@ -87,8 +83,7 @@ def run_key(setting: Setting) -> str:
     network = setting.engine_traits.network
     if network is not None:
         return network.run
-    # Metrics release nothing, and constants are in the code.
-    known = {name: value for name, value in identity_of(setting).items() if name not in (*METRICS, CONSTANTS)}
+    known = {name: value for name, value in identity_of(setting).items() if name not in METRICS}  # which release nothing
     return hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
@@ -110,11 +105,11 @@ def refuse_other_run(path: Path, saved: Mapping[str, str], given: Mapping[str, s
     rules = {STOP: NO_STOP}  # what a file without it means
     saved, given = rules | dict(saved), rules | dict(given)
     notes = []
-    if unknown := [name for name in given if name not in (*saved, CONSTANTS)]:
+    if unknown := [name for name in given if name not in saved]:
         raise CheckpointError(f"{path} does not say the {unknown[0]} of its run. Start a new run with another file.")
     # Of the noise last: what else differs, such as the number of bins, is why it does.
     for name, value in sorted(given.items(), key=lambda item: item[0] == NOISE):
-        if name in (PYTHON, CONSTANTS) or saved[name] == value:
+        if name == PYTHON or saved[name] == value:
             continue
         if name == START:
             notes.append("The model starts from other weights here than there; those of the checkpoint hold.")
@@ -122,9 +117,10 @@ def refuse_other_run(path: Path, saved: Mapping[str, str], given: Mapping[str, s
         if name in _OF_CODE and saved.get(PYTHON) != given.get(PYTHON):
             continue
         if name in _OF_CODE:
+            whose = "metrics" if name == METRICS[1] else name.removesuffix("'s code").removesuffix("'s own code")
             raise CheckpointError(
-                f"{path} is the checkpoint of another run: {_other_code(name, saved, given)}. Give the same again, or start a "
-                "new run with another file."
+                f"{path} is the checkpoint of another run: the code or a constant of its {whose} differs from what it is here. "
+                "Give the same again, or start a new run with another file."
             )
         if name == NOISE:
             there, here = (_rounds_of_noise(text) for text in (saved[name], value))
@@ -147,16 +143,6 @@ def refuse_other_run(path: Path, saved: Mapping[str, str], given: Mapping[str, s
     if saved.get(PYTHON) != given.get(PYTHON):
         notes.append(f"It was written with Python {saved[PYTHON]}, so that the code of functions is not compared.")
     return notes
-
-
-def _other_code(name: str, saved: Mapping[str, str], given: Mapping[str, str]) -> str:
-    """A clause on code that differs: which constants of a loss, if that is known."""
-    whose = "metrics" if name == METRICS[1] else name.removesuffix("'s code").removesuffix("'s own code")
-    there, here = (parse_json(each.get(CONSTANTS, "{}")) if whose == "loss" else {} for each in (saved, given))
-    differ = [key for key in here if key in there and there[key] != here[key]]
-    if differ and there.keys() == here.keys():
-        return " and ".join(f"in its loss {key} is {there[key]}, here it is {here[key]}" for key in differ[:3])
-    return f"the code or a constant of its {whose} differs from what it is here"
 
 
 def _differing_parts(first: str, second: str) -> tuple[str, str]:
