@@ -134,7 +134,7 @@ class Rounds:
 
 def draw_cohort(setting: Setting, round_index: int, attempt: int = 0) -> Cohort:
     """Who takes part in a round, which nobody can foresee of a private run; others are drawn for a further attempt at it."""
-    if setting.noise is not None and not setting.noise.nominal:
+    if not setting.protection.in_the_open and setting.noise is not None and not setting.noise.nominal:
         return draw_unforeseen(setting, round_index, setting.noise.source("cohort", round_index))
     seed = rng.stream_key(setting.seed, f"cohort, try {attempt}") >> 1 if attempt else setting.seed
     with named_part("sampler", setting.sampler):
