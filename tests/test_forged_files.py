@@ -87,7 +87,7 @@ def reader(name, *, named=True):
 # --------------------------------------------------------------------------------------------------- configurations and runs
 
 
-@reader("the configuration of a run")
+@reader("the configuration of a run", named=False)  # errors name its keys
 def _(place):
     return place / "run.toml", toml_files(tomllib.loads(CONFIG)), lambda: RunConfig.read(place / "run.toml").text()
 
@@ -246,7 +246,7 @@ def checkpoint_of(place, algorithm):
 
 @reader("a checkpoint", named=False)
 def _(place):
-    return checkpoint_of(place, eq.Algorithm(averaging=eq.averaging.Exponential(0.5)))
+    return checkpoint_of(place, eq.Algorithm(averaging=eq.averaging.Geometric(0.5)))
 
 
 @reader("a checkpoint with own models", named=False)
@@ -434,7 +434,7 @@ def store_readers(name, data):
 
         def read():
             each, _, content = (place / "forged").read_bytes().partition(b"\n")
-            forged = path / inner / json.loads(each)[0]
+            forged = path / inner / (json.loads(each)[0] if each[:2] == b'["' else "offsets")
             forged.write_bytes(content)
             try:
                 opened = eq.data.open_store(path)
@@ -449,7 +449,9 @@ def store_readers(name, data):
 
 
 store_readers("numbers", four)
-store_readers("sequences", lambda: [(f"c{k}", Ragged.of([[1, 2, 3], [4], [5, 6]]), torch.tensor([0, 1, 2])) for k in range(6)])
+store_readers(
+    "sequences", lambda: [(f"c{k}", {"tokens": Ragged.of([[1, 2, 3], [4], [5, 6]])}, torch.tensor([0, 1, 2])) for k in range(6)]
+)
 
 
 @reader("the note of progress of a store", named=False)
@@ -713,8 +715,9 @@ def test_a_command_tells_of_a_forged_file_in_words(command, tmp_path, monkeypatc
         for name in ("rounds.jsonl", "ledger.jsonl", "status.json"):
             (tmp_path / name).write_bytes(log + b"}\n")
         found = CliRunner().invoke(app, COMMANDS[command].format(tmp_path / "given.toml", tmp_path).split())
-        assert isinstance(found.exception, SystemExit), (words, found.exception)
-        assert found.exit_code == 2, (words, found.output)
+        assert found.exception is None or isinstance(found.exception, SystemExit), (words, found.exception)
+        torn = command == "ledger" and log == TEXTS["zeros"]  # as a power cut leaves a line, which is skipped
+        assert found.exit_code == (0 if torn else 2), (words, found.output)
 
 
 SOURCE = Path(eq.__file__).parent
@@ -739,5 +742,5 @@ def calls(path):
 def test_each_format_is_parsed_in_one_place_and_nothing_is_unpickled():
     found = {(path.relative_to(SOURCE).as_posix(), *call): keys for path in SOURCE.rglob("*.py") for call, keys in calls(path)}
     parsers = {where: keys for where, keys in found.items() if where[1:] in PARSERS and where[0] != "core/plain_text.py"}
-    assert parsers == {("experiment/saved_personal_models.py", "np", "load"): {"mmap_mode": "'r'", "allow_pickle": "False"}}
+    assert not parsers
     assert {where[0] for where in found if where[1:] in UNPICKLERS} == OWN_PIPES
