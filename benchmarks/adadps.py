@@ -72,7 +72,7 @@ def toy_run(seed: int, lr: float, *, informed: bool, private: bool) -> tuple[flo
     net = LinearRegression(x.shape[1], bias=False)
     steps = TOY_STEPS if private else TOY_FREE_STEPS
     privacy = {"clip": 2 * TOY_CLIP if private else math.inf, "noise_multiplier": TOY_NOISE if private else 0.0}
-    common = {"lr": lr / 2, **privacy, "sample_rate": TOY_BATCH / len(x), "seed": seed}
+    common = {"lr": lr / 2, **privacy, "sample_rate": TOY_BATCH / len(x), "expected_batch_size": TOY_BATCH, "noise_seed": seed}
     made = optim.AdaDPS(net, side_information={"weight": side}, **common) if informed else optim.DPSGD(net, **common)
     losses = []
     for step, batch in enumerate(made.batches(x, y, steps=steps)):
@@ -100,7 +100,9 @@ def toy(runs: int = 5) -> None:
         found = [toy_run(seed, lr, informed=informed, private=private) for seed in range(runs)]
         losses = [loss for loss, _ in found]
         name = ("AdaDPS" if private else "AdaS") if informed else ("DP-SGD" if private else "SGD")
-        spent = [found[0][1].epsilon(TOY_DELTA, method=method) for method in ("rdp", "pld")] if private else [math.inf] * 2
+        spent = (
+            [found[0][1].nominal_epsilon(TOY_DELTA, method=method) for method in ("rdp", "pld")] if private else [math.inf] * 2
+        )
         kind = "private" if private else "not private"
         figures = f"{fmean(losses):.3g} ± {stdev(losses):.2g} | {spent[0]:.2f} | {spent[1]:.2f}"
         print(f"| {kind} | {name} | {lr:g} | {figures} |", flush=True)
@@ -159,7 +161,7 @@ def accuracy(net: Logistic, examples: tuple[Tensor, Tensor]) -> float:
 
 def privacy(data: Reviews, clip: float) -> dict[str, float | int]:
     rate = BATCH / len(data.private[0])
-    return {"clip": clip, "noise_multiplier": NOISE, "sample_rate": rate, "expected_batch_size": BATCH, "seed": data.seed}
+    return {"clip": clip, "noise_multiplier": NOISE, "sample_rate": rate, "expected_batch_size": BATCH, "noise_seed": data.seed}
 
 
 def dp_sgd(net: Logistic, data: Reviews, s: Settings) -> optim.PrivateOptimizer:

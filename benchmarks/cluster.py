@@ -17,9 +17,9 @@ import warnings
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 import equipoise as eq
+from equipoise.core.screen import Screen
 from equipoise.core.task import Task
 from equipoise.core.task_trial import try_task
 from equipoise.engines import Ray, Simulator
@@ -124,7 +124,7 @@ def study() -> None:
             runs = read_study(Path(place) / "study.toml", out=Path(place) / "runs")
             prepare(runs)
             began = time.perf_counter()
-            jobs = run_all(runs, workers=2, console=Console(quiet=True), ray=address)
+            jobs = run_all(runs, workers=2, console=Screen(quiet=True), ray=address)
             times[label] = time.perf_counter() - began
             assert [job.status for job in jobs] == ["done"] * 12, [job.message for job in jobs]
     print(f"study of 12 runs: processes {times['processes']:.1f} s, Ray {times['Ray']:.1f} s: "

@@ -124,12 +124,6 @@ RUNS: dict[str, Callable[[], StoredRun]] = {
     "l2sgd": of("own models in rows of a file, and their mean", personal=eq.personal.L2SGD(0.5)),
     "apfl": of("own models and how they are mixed, in rows of a file", personal=eq.personal.APFL(0.4)),
     "finetuning": of("own models made after training: a state without rows", personal=eq.personal.Finetuning(epochs=2)),
-    "private": of(
-        "a clip bound that adapts, and who took part how often",
-        privacy=eq.privacy.DifferentialPrivacy(
-            None, 1e-2, 0.5, noise_multiplier=0.8, clip_rule=eq.privacy.AdaptiveClip(), method="rdp"
-        ),
-    ),
     "logistic": _logistic,
     "mocha": _mocha,
     "network": _network,
@@ -154,7 +148,6 @@ RUNS: dict[str, Callable[[], StoredRun]] = {
 # The classes of states in the stored files, under the names that they had when these were written.
 STATES = {
     "equipoise.personal.run:PersonalState",
-    "equipoise.privacy.run:PrivateState",
     "equipoise.risk.superquantile:Released",
     "equipoise.risk.worst_case:ClientMixture",
     "equipoise.risk.group_dro:GroupMixture",

@@ -188,21 +188,3 @@ def test_a_checkpoint_of_a_model_with_dropout_from_before_is_refused_by_name(tmp
                 eq.train(model, ragged, rounds=2, **options)
         else:
             eq.train(model, ragged, rounds=2, **options)
-
-
-@pytest.mark.parametrize(("boost", "refused"), [(None, True), (2.0, False)])
-def test_a_checkpoint_of_another_boost_of_a_backdoor_is_refused_by_name(tmp_path, ragged, boost, refused):
-    """Without a number the boost was once the number of clients in the round, whatever their weights."""
-    data, path = eq.attacks.apply(ragged, eq.attacks.Backdoor(patch=1, boost=boost)), tmp_path / "run.ckpt"
-    options = {"clients_per_round": 4, "checkpoint": path, "progress": False}
-    eq.train(eq.models.Softmax(4, 3), data, rounds=1, **options)
-    saved = read_checkpoint(path)
-    assert ("attack" in saved.runs[0].identity) == refused
-    eq.train(eq.models.Softmax(4, 3), data, rounds=2, **options)  # its own checkpoint
-    saved.runs[0].identity.pop("attack", None)
-    path.write_bytes(saved.bytes())
-    if refused:
-        with pytest.raises(CheckpointError, match="the attack boosts by one over the client's weight here"):
-            eq.train(eq.models.Softmax(4, 3), data, rounds=2, **options)
-    else:
-        eq.train(eq.models.Softmax(4, 3), data, rounds=2, **options)

@@ -154,7 +154,10 @@ RAGGED = (1, 2, 3, 7, 10, 11, 20, 25)
         {"aggregator": FedNova(), "risk": eq.risk.QFair(1.0)},
         {"aggregator": FedNova(), "risk": eq.risk.Superquantile(0.5)},
         {"aggregator": FedNova(), "privacy": eq.privacy.SecureAggregation()},
-        {"aggregator": FedNova(steps=2.0), "privacy": eq.privacy.GaussianMechanism(clip=0.1, noise_multiplier=0.0)},
+        {
+            "aggregator": FedNova(steps=2.0),
+            "privacy": eq.privacy.GaussianMechanism(clip=0.1, noise_multiplier=0.0, noise_seed=0),
+        },
         {"aggregator": FedNova(), "solver": SGD(batch_size=4, epochs=3, momentum=0.5, straggler_share=0.5)},
     ],
     ids=lambda parts: ", ".join(type(part).__name__ for part in parts.values()),

@@ -377,7 +377,7 @@ class Record:
         eq.Algorithm(solver=WORK, personal=eq.personal.Ditto(0.1)),
         eq.Algorithm(solver=WORK, personal=eq.personal.Mapper()),
         eq.Algorithm(solver=WORK, privacy=eq.privacy.SecureAggregation()),
-        eq.Algorithm(solver=WORK, privacy=eq.privacy.GaussianMechanism(clip=1.0, noise_multiplier=1.0)),
+        eq.Algorithm(solver=WORK, privacy=eq.privacy.GaussianMechanism(clip=1.0, noise_multiplier=1.0, noise_seed=0)),
     ],
     ids=repr,
 )

@@ -30,7 +30,7 @@ from equipoise.report.data.over_seeds import intervals_of
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.runs.evaluation_sample import evaluation_sample
 from equipoise.testing import check_engine
-from equipoise.types import Engine, Observer
+from equipoise.types import Observer
 from made_clients import make_clients
 
 SIZES = [3 + k % 7 for k in range(40)]
@@ -270,17 +270,6 @@ def test_the_law_of_engines_covers_samples(name):
     check_engine(ENGINES[name], task=Task.of(softmax()), data=data, solver=eq.solvers.SGD(batch_size=4), tolerance=2e-5)
 
 
-class OldEngine(Engine):
-    """An engine of a user, written before samples were known: by delegation."""
-
-    def __init__(self, inner):
-        self.inner, self.losses, self.updates = inner, inner.losses, inner.updates
-        self.summed_update, self.own_steps, self.evaluate_own = inner.summed_update, inner.own_steps, inner.evaluate_own
-
-    def evaluate(self, params, clients):
-        return self.inner.evaluate(params, clients)
-
-
 @dataclass(frozen=True)
 class Changed:
     """Starts a loop engine and changes it."""
@@ -294,15 +283,6 @@ class Changed:
 def remote(engine):
     engine.network = object()
     return engine
-
-
-def test_engines_that_cannot_evaluate_some_clients_work_until_a_sample_is_asked_for(data):
-    old = Changed(OldEngine)
-    assert_same(trained(data, engine=old).clients, trained(data).clients, rtol=0, atol=0)
-    assert trained(data, engine=old, evaluate_clients=40).sampled is None
-    with pytest.raises(IncompatibleParts, match=r"OldEngine\.evaluate takes no positions\.\s+Write evaluate\(self"):
-        trained(data, engine=old, evaluate_clients=10)
-    check_engine(old)
 
 
 def test_a_sample_over_a_network_is_refused(data):

@@ -180,7 +180,7 @@ def test_lines_of_one_run_do_not_name_it(tmp_path):
         ["event", "name", "rounds", "seed", "first_round"],
         ["event", "round", "loss", "tail_loss", "loss_from", "risk", "cohort", "trained", "seconds", "dropped", "rejected",
          "epsilon", "missing", "bytes_sent", "bytes_received", "bytes_by_client", "failed_tries", "clock", "arrivals",
-         "skipped", "tail_share", "stood_out"],
+         "skipped", "tail_share", "stood_out", "clients"],
     ]  # fmt: skip
     assert list(lines[3]) == ["event", "round", "splits", "histogram"]
     assert [line["name"] for line in lines if line["event"] == "start"] == ["tail", "FedAvg", "tail"]

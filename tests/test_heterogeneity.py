@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise import heterogeneity
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
-from equipoise.heterogeneity import Dissimilarity, Heterogeneity, dissimilarity, inexactness
+from equipoise.heterogeneity import Dissimilarity, Heterogeneity, dissimilarity, dissimilarity_of, inexactness
 from equipoise.sampling import Full
 from equipoise.solvers import SGD
 
@@ -31,6 +32,25 @@ def test_dissimilarity_by_hand(engine):
     # At w = 1 the gradients of clients at 0 and 4 are 2 and −6: mean −2, mean square 20, variance 16, B = √(20/4).
     found = dissimilarity(at(1.0), points(0, 4), engine=engine)
     assert found == Dissimilarity(pytest.approx(16.0), pytest.approx(math.sqrt(5)))
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("at_once", [1, 2, 3, 2**24])
+@pytest.mark.parametrize("far", [0.0, 1e3, 1e6])
+def test_gradients_that_are_nearly_equal_have_a_variance_in_float32(far, at_once, engine, monkeypatch):
+    """Of clients at far, far + ½, …, far + 2 the gradients at 0 are exact in float32: 4 times the variance ½ of the points."""
+    monkeypatch.setattr(heterogeneity, "_AT_ONCE", at_once)
+    clients = [(f"c{i}", torch.tensor([[far + i / 2]])) for i in range(5)]
+    found = dissimilarity(
+        eq.models.MeanEstimator(1), FederatedData(ClientSet.pack((n, x, x) for n, x in clients)), engine=engine
+    )
+    assert found.variance == pytest.approx(2.0, rel=1e-9)
+    assert found.ratio**2 - 1 == pytest.approx(2.0 / (2 * (far + 1)) ** 2, rel=1e-3, abs=1e-15)
+
+
+def test_a_client_without_base_weight_counts_for_nothing():
+    engine, weights = eq.engines.Loop().start(Task.of(at(0.0)), points(0, 9, 4)), torch.tensor([0.5, 0.0, 0.5])
+    assert dissimilarity_of(engine, torch.ones(1, dtype=torch.float64), weights) == Dissimilarity(16.0, math.sqrt(5))
 
 
 def test_equal_clients_are_not_dissimilar_and_a_stationary_point_has_no_ratio():

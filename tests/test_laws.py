@@ -60,7 +60,7 @@ def three_groups(client):
 
 RISKS = [
     risk.Mean(),
-    *(risk.Superquantile(tail, rule=rule) for tail in (1.0, 0.8, 0.5, 0.3, 0.001) for rule in ("exact", "threshold")),
+    *(risk.Superquantile(tail, rule=rule) for tail in (1.0, 0.8, 0.5, 0.3, 0.001, 1e-13) for rule in ("exact", "threshold")),
     *(risk.Superquantile(t, smoothing=s, nu=v) for t in (1.0, 0.5, 0.01) for s in ("kl", "huber") for v in (1e-3, 0.1, 10.0)),
     *(risk.Tilted(tilt) for tilt in (-200.0, -1.0, -1e-9, 0.0, 1e-9, 0.5, 1.0, 200.0)),
     *(risk.Tilted(tilt, tracked=True) for tilt in (-1.0, 2.0)),
@@ -127,11 +127,19 @@ AGGREGATORS = [
     aggregators.FedNova(),
     aggregators.FedNova(aggregators.Median()),
     aggregators.CentredClipping(),
+    aggregators.CentredClipping(1.0, 1),
     aggregators.NNM(aggregators.Median()),
     aggregators.Bucketing(aggregators.Median()),
     aggregators.Bulyan(2),
     aggregators.MeaMed(),
     aggregators.DnC(2),
+    aggregators.NormClip(),
+    aggregators.GeometricMedian(500, 1e-8),
+    aggregators.FedNova(aggregators.MultiKrum(2)),
+    aggregators.NNM(aggregators.MeaMed()),
+    aggregators.NNM(aggregators.KLoss(2)),
+    aggregators.Bucketing(aggregators.Krum(1)),
+    aggregators.Bucketing(aggregators.NNM(aggregators.KNorm(1))),
 ]
 AVERAGING = [averaging.Last(), averaging.Uniform(), averaging.Geometric(0.1)]
 SERVERS = [server_opt.SGD(), server_opt.Momentum(), server_opt.Adam(), server_opt.Yogi(), server_opt.Adagrad()]
@@ -230,7 +238,7 @@ PROTECTIONS = [  # the part, the part without noise, the risk, and by how much t
         GaussianMechanism(0.5, 1.0, loss_bound=3.0), GaussianMechanism(math.inf, 0.0, loss_bound=3.0), risk.QFair(1.0), 0.0,
     ),
     (DifferentialPrivacy(8.0, 1e-3, 0.5), fixed_noise(0.0, clip=math.inf), None, 0.0),
-    (DifferentialPrivacy(8.0, 1e-3, 0.5, source="system"), fixed_noise(0.0, clip=math.inf), None, 0.0),
+    (DifferentialPrivacy(8.0, 1e-3, 0.5, noise_seed=0), fixed_noise(0.0, clip=math.inf), None, 0.0),
     (
         DifferentialPrivacy(8.0, 1e-3, 0.5, noise="distributed", loss_bound=3.0),
         fixed_noise(0.0, clip=1e3, noise="distributed", step=1e-9, loss_bound=3.0), risk.Tilted(1.0), 1e-7,
@@ -320,6 +328,65 @@ def test_schedule(part):
 @pytest.mark.parametrize("part", AGGREGATORS, ids=repr)
 def test_aggregator(part):
     check_aggregator(part)
+
+
+@pytest.mark.parametrize("part", AGGREGATORS, ids=repr)
+def test_weights_of_float32_cut_where_those_of_float64_do(part):
+    """Sizes of clients are small integers, so that many of their sums are exactly half of all, or the share that is cut."""
+    gen = torch_generator(0, "float32")
+    for _ in range(20):
+        updates, sizes = torch.randn(12, 4, generator=gen, dtype=torch.float64), torch.randint(1, 4, (12,), generator=gen)
+        losses = torch.rand(12, generator=gen)
+        found, expected = (part(updates, own / own.sum(), losses=losses)[0] for own in (sizes.float(), sizes.double()))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("part", AGGREGATORS, ids=repr)
+def test_a_call_without_keys_is_the_same_in_whatever_order_tied_clients_are_listed(part):
+    rows, gen = torch.eye(6).repeat(2, 1), torch_generator(0, "keyless")  # pairs of equal updates, whose weights differ
+    weights = torch.rand(12, generator=gen, dtype=torch.float64) + 0.1
+    expected = part(rows, weights / weights.sum(), losses=torch.ones(12))[0]
+    for order in (torch.arange(12).flip(0), torch.randperm(12, generator=gen)):
+        found = part(rows[order], (weights / weights.sum())[order], losses=torch.ones(12))[0]
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def corners(count):
+    """A client for each of `count` directions ±e_i, whose data pull a model of zeros in this direction, all as strongly."""
+    rows = torch.cat([torch.eye(count // 2), -torch.eye(count // 2)])
+    return [(f"client-{i}", rows[i : i + 1].abs(), rows[i : i + 1].sum(1)) for i in range(count)]
+
+
+def trained(clients, part, of_risk, rounds, engine):
+    algorithm = eq.Algorithm(
+        of_risk, aggregator=part, sampler=sampling.Full(), weights="uniform", solver=solvers.SGD(lr=0.1, batch_size=None)
+    )
+    model = eq.models.LinearRegression(clients[0][1].shape[1], bias=False)
+    data = eq.FederatedData(eq.data.ClientSet.pack(clients))
+    return eq.train(model, data, algorithm, rounds=rounds, progress=False, engine=engine).params
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("part", AGGREGATORS, ids=repr)
+def test_a_run_is_the_same_in_whatever_order_tied_clients_are_listed(part, engine):
+    clients, order = corners(12), torch.randperm(12, generator=torch_generator(0, "order")).tolist()
+    expected = trained(clients, part, risk.Mean(), 2, engine)
+    for listed in (clients[::-1], [clients[i] for i in order]):
+        torch.testing.assert_close(trained(listed, part, risk.Mean(), 2, engine), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("part", AGGREGATORS, ids=repr)
+def test_a_client_whose_weight_underflows_changes_nothing_in_a_run(part, engine):
+    """q = 40: the loss 1e-8 has the weight 1e-320 beside losses above 1, which is 0 once the round divides by their sum."""
+    gen = torch_generator(0, "q")
+    many = [(f"client-{i}", torch.ones(2, 1), 1 + i + torch.rand(2, generator=gen)) for i in range(11)]
+    easy = ("easy", torch.ones(2, 1), torch.full((2,), 1e-4))
+    found, expected = (trained(clients, part, risk.QFair(40.0), 1, engine) for clients in ([easy, *many], many))
+    assert bool(expected.abs().sum() > 0)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("part", AVERAGING, ids=repr)
@@ -631,7 +698,45 @@ class ExpectsOneType:
         return weights @ updates, state
 
 
+@dataclass(frozen=True)
+class MostCentral:
+    """The update nearest the mean, of several the first, or the one with the smallest key."""
+
+    needs_keys: bool = False
+    linear = False
+
+    def __call__(self, updates, weights, *, losses=None, state=None, keys=None):
+        away = (updates - updates.mean(0)).norm(dim=1)
+        best = (away <= away.min() + 1e-6).nonzero().flatten()
+        return updates[best[0] if keys is None else best[keys[best].argmin()]], state
+
+
+@dataclass(frozen=True)
+class InverseWeights:
+    """Gives more weight to clients with less, which is infinite where a weight underflows in float32."""
+
+    linear = False
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        inverse = 1 / weights.to(updates)
+        return (inverse / inverse.sum()) @ updates, state
+
+
+class CountsEverybody(aggregators.Median):
+    """An extension of the library's that does not leave out clients without a weight, as its parent does."""
+
+    def __call__(self, updates, weights, *, losses=None, state=None, keys=None):
+        return super().__call__(updates, torch.full_like(weights, 1 / len(weights)))
+
+
 def test_check_aggregator_catches():
+    check_aggregator(MostCentral(needs_keys=True))
+    with pytest.raises(LawBroken, match="order of clients"):
+        check_aggregator(MostCentral())
+    with pytest.raises(LawBroken, match="any positive weights"):
+        check_aggregator(InverseWeights())
+    with pytest.raises(LawBroken, match="without a weight"):
+        check_aggregator(CountsEverybody())
     with pytest.raises(LawBroken, match="may be float32"):
         check_aggregator(ExpectsOneType())
     with pytest.raises(LawBroken, match="order of clients"):

@@ -1,12 +1,14 @@
 """`train` tries parts of the user's own on two clients, and refuses those that break their law, by its name."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import pytest
 import torch
 
 import equipoise as eq
+from equipoise import types
+from equipoise.core.abilities import refuse_misspelt
 from equipoise.errors import InvalidParameter
 from equipoise.risk import RiskValue
 
@@ -866,3 +868,105 @@ def test_weights_that_are_not_finite_are_no_wrong_gradient():
 def test_the_summary_of_a_run_has_lines_as_that_of_a_comparison(ragged):
     run = eq.train(eq.models.Softmax(4, 3), ragged, rounds=1, clients_per_round=4, progress=False)
     assert run.summary().splitlines() == str(run.summary()).splitlines()
+
+
+# ------------------------------------------------------------------------------------------------------------ misspelt traits
+
+
+def named_metric(outputs, targets):
+    return float((outputs.argmax(1) == targets).float().mean())
+
+
+class Listens(eq.types.Observer):
+    def on_rounds(self, report):
+        pass
+
+
+TRAITS = {
+    "risk": types.RiskTraits, "solver": types.SolverTraits, "aggregator": types.AggregatorTraits, "server": types.ServerTraits,
+    "sampler": types.SamplerTraits, "averaging": types.SamplerTraits, "personal": types.PersonalTraits,
+    "privacy": types.PrivacyTraits, "attack": types.AttackTraits, "quantile": types.QuantileTraits,
+    "engine": types.EngineTraits,
+}  # fmt: skip
+KINDS = {
+    "risk": eq.risk.Mean, "solver": eq.solvers.SGD, "aggregator": eq.aggregators.WeightedMean, "server": eq.server_opt.SGD,
+    "sampler": eq.sampling.Uniform, "averaging": eq.averaging.Last, "personal": eq.personal.Local,
+    "privacy": eq.privacy.SecureAggregation,
+}  # fmt: skip
+NEARLY = {
+    "risk": ("needs_loss", "client_from", "keeps_everione"), "solver": ("public_onyl", "straggler_shares"),
+    "aggregator": ("need_losses", "weigthed_sum", "lienar"), "server": ("linear_rates", "linearrate"),
+    "sampler": ("seperation", "acounted", "independant"), "averaging": ("by_weigth",), "privacy": ("only_sum", "loss_bounds"),
+    "personal": ("sum_models", "keeps_carryed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in NEARLY.items() for name in names])
+def test_a_misspelt_trait_is_refused_with_the_nearest_name(kind, name):
+    own = type("Mine", (KINDS[kind],), {name: True})
+    known = {each.name for each in fields(TRAITS[kind])}
+    with pytest.raises(InvalidParameter) as caught:
+        eq.Algorithm(**{kind: own()})
+    assert name in caught.value.rule
+    assert caught.value.fix.split("'")[1] in known
+
+
+def test_a_misspelt_trait_of_what_stands_outside_of_an_algorithm_is_refused(ragged):
+    data = eq.FederatedData(ragged.train, ragged.validation, ragged.test)
+    model, run = eq.models.Softmax(4, 3), {"rounds": 1, "clients_per_round": 4, "progress": False}
+    attack = type("Mine", (eq.attacks.SignFlip,), {"omnicient": True})
+    with pytest.raises(InvalidParameter, match="omniscient"):
+        eq.train(model, eq.attacks.apply(data, attack(share=0.3)), **run)
+    with pytest.raises(InvalidParameter, match="on_round"):
+        eq.train(model, data, observers=[Listens()], **run)
+    quantile = type("Mine", (eq.privacy.Exact,), {"read_losses": True})
+    with pytest.raises(InvalidParameter, match="reads_losses"):
+        eq.Algorithm(risk=eq.risk.Superquantile(0.5, quantile=quantile()))
+    named_metric.higher_is_beter = True  # of an object, and not of its class
+    with pytest.raises(InvalidParameter, match="higher_is_better"):
+        eq.train(model, data, metrics={"share": named_metric}, **run)
+    del named_metric.higher_is_beter
+    assert eq.train(model, data, metrics={"share": named_metric}, **run).rounds == 1
+
+
+@dataclass(frozen=True)
+class OwnNames(eq.solvers.SGD):
+    """Attributes of its own, some of them words that differ from a trait by a letter."""
+
+    rate: float = 0.5
+    effort: int = 2
+    keep: bool = True
+    number: int = 3
+    temperature: float = 1.0
+
+    def steps_until(self, loss):
+        return loss
+
+    def _normaliser(self):
+        return self._public_onyl
+
+    _public_onyl = 1.0
+
+
+def test_attributes_of_ones_own_are_allowed(ragged):
+    train(ragged, solver=OwnNames())
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "attack", "quantile", "observer", "engine"])
+def test_no_part_of_the_library_has_a_name_that_is_nearly_a_trait(kind):
+    """Also not one that a user may extend: it would be refused."""
+    homes = {
+        "attack": eq.attacks,
+        "quantile": eq.privacy,
+        "observer": eq.observers,
+        "engine": eq.engines,
+        "server": eq.server_opt,
+    }
+    homes |= {"solver": eq.solvers, "sampler": eq.sampling, "aggregator": eq.aggregators}
+    home = homes[kind] if kind in homes else getattr(eq, kind)
+    known = tuple(vars(eq.types.Observer)) if kind == "observer" else tuple(each.name for each in fields(TRAITS[kind]))
+    parts = [part for part in vars(home).values() if type(part) is type and part.__module__.startswith(home.__name__)]
+    assert parts
+    for part in parts:
+        own = type("Mine", (part,), dict.fromkeys(getattr(part, "__dataclass_fields__", {})))
+        refuse_misspelt(kind, object.__new__(own), known)

@@ -345,10 +345,10 @@ PRIVATE = eq.Algorithm(privacy=eq.privacy.DifferentialPrivacy(epsilon=8.0, delta
 def test_differential_privacy_wants_public_clients(data):
     with pytest.raises(IncompatibleParts, match="public=True"):
         run(data, algorithm=PRIVATE, stop=eq.EarlyStopping())
-    with pytest.raises(IncompatibleParts, match="cannot be public"):
+    with pytest.raises(IncompatibleParts, match="figures of training clients"):
         run(data, algorithm=PRIVATE, stop=eq.EarlyStopping("train.loss", public=True))
     inside = eq.data.split_examples(make_clients([12, 15, 20, 9]), validation=0.3, test=0.3, seed=0)
-    with pytest.raises(IncompatibleParts, match="cannot be public"):
+    with pytest.raises(IncompatibleParts, match="figures of training clients"):
         run(inside, algorithm=PRIVATE, stop=eq.EarlyStopping(public=True))
     result = run(data, algorithm=PRIVATE, rounds=6, stop=eq.EarlyStopping(patience=1, public=True))
     assert result.rounds < 6

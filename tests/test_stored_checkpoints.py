@@ -92,8 +92,8 @@ def parts_of(module, **given):
 
 
 def algorithms():
-    """An algorithm with every part there is, each with the options by which it has a state if it can have one."""
-    r, p, full = eq.risk, eq.privacy, eq.sampling.Full()
+    """An algorithm with every part that keeps its state, each with the options by which it has one if it can."""
+    r, full = eq.risk, eq.sampling.Full()
     slow = r.Superquantile(eta_every=2)
     risks = parts_of(
         r, Superquantile=slow, Tilted=r.Tilted(tracked=True), Mixture=r.Mixture((1.0, slow)), RiskValue=None,
@@ -115,9 +115,7 @@ def algorithms():
     mocha = eq.personal.Mocha(0.1, solver=eq.solvers.SGD(lr=0.01))
     for personal in parts_of(eq.personal, Mocha=mocha, Split=eq.personal.Split("bias")):
         yield eq.Algorithm(personal=personal, sampler=full)
-    private = p.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=0.8, clip_rule=p.AdaptiveClip(), method="rdp")
-    for privacy in (private, p.GaussianMechanism(0.5, 0.0), p.SecureAggregation()):
-        yield eq.Algorithm(privacy=privacy, sampler=full)
+    yield eq.Algorithm(privacy=eq.privacy.SecureAggregation(), sampler=full)
 
 
 def test_every_class_that_a_state_can_hold_is_in_a_stored_file(tmp_path):

@@ -14,6 +14,7 @@ import equipoise as eq
 from equipoise.core.params import ParameterLayout
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter, ObserverFailed
+from equipoise.experiment.folder import read_record
 from made_clients import make_clients
 
 
@@ -36,6 +37,82 @@ def test_a_result_holds_model_clients_and_history(ragged):
     x, y = ragged.test.client("unseen-1")
     wrong = (result.model(x).argmax(1) != y).double().mean()
     assert rows["unseen-1", "test"]["error"] == pytest.approx(float(wrong))
+
+
+def drawn(data, sampler, rounds, m, seed):
+    """Who the sampler draws, asked by hand."""
+    alpha = data.train.host_sizes.double() / data.train.host_sizes.sum()
+    cohorts = [sampler(t, alpha, clients_per_round=m, seed=seed).clients.tolist() for t in range(rounds)]
+    return [tuple(data.train.ids[client] for client in cohort) for cohort in cohorts]
+
+
+SAMPLERS = {
+    "uniform": eq.sampling.Uniform(),
+    "poisson": eq.sampling.Poisson(),  # some of whose cohorts are empty
+    "by weight": eq.sampling.Proportional(),
+    "everyone": eq.sampling.Full(),
+    "apart": eq.sampling.MinSeparation(2),
+}
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+def test_a_result_says_who_was_in_which_cohort(ragged, sampler, engine, tmp_path):
+    """Also after a resume, in the folder of the run, and where some of a cohort have no weight."""
+    m = {SAMPLERS["everyone"]: 8, SAMPLERS["poisson"]: 1}.get(sampler, 2)
+    algorithm = eq.Algorithm(sampler=sampler, risk=eq.risk.Superquantile(0.5))
+    options = {"clients_per_round": m, "seed": 3, "engine": engine, "progress": False}
+    result = eq.train(softmax(), ragged, algorithm, rounds=12, **options)
+    assert result.cohorts == drawn(ragged, sampler, 12, m, 3)
+    assert [len(cohort) for cohort in result.cohorts] == [report.cohort for report in result.history.rounds]
+    assert (() in result.cohorts) == (sampler == SAMPLERS["poisson"])
+    eq.train(softmax(), ragged, algorithm, rounds=5, checkpoint=tmp_path / "run.ckpt", **options)
+    resumed = eq.train(softmax(), ragged, algorithm, rounds=12, checkpoint=tmp_path / "run.ckpt", **options)
+    assert resumed.cohorts == result.cohorts
+    assert read_record(resumed.save(tmp_path / "run")).cohorts == result.cohorts
+
+
+@pytest.mark.parametrize("several", [eq.train_many, eq.compare])
+def test_several_runs_say_who_was_in_which_cohort(ragged, several):
+    methods = {"plain": eq.Algorithm(), "tail": eq.Algorithm(risk=eq.risk.Superquantile(0.5))}
+    given = (methods, softmax(), ragged) if several is eq.compare else (softmax(), ragged, methods)
+    runs = several(*given, rounds=3, clients_per_round=4, seeds=[1, 2], progress=False)
+    for run in runs.all_results:
+        assert run.cohorts == drawn(ragged, eq.sampling.Uniform(), 3, 4, run.seed)
+
+
+def test_the_members_of_a_family_say_who_was_in_which_cohort(ragged):
+    family = eq.train_family(softmax(), ragged, tails=[1.0, 0.5], rounds=3, clients_per_round=4, seed=2, progress=False)
+    for run in family.results.values():
+        assert run.cohorts == drawn(ragged, eq.sampling.Uniform(), 3, 4, 2)
+
+
+def test_where_clients_come_and_go_a_cohort_are_those_who_came_back(ragged):
+    algorithm = eq.Algorithm(sampler=eq.sampling.FedBuff(3, spread=0.8))
+    result = eq.train(softmax(), ragged, algorithm, rounds=5, clients_per_round=4, progress=False)
+    came_back = [sorted(client for client, _, _ in report.arrivals) for report in result.history.rounds]
+    assert [sorted(cohort) for cohort in result.cohorts] == came_back
+
+
+PROTECTED = {
+    "sums": {"privacy": eq.privacy.SecureAggregation()},
+    "budget": {"privacy": eq.privacy.DifferentialPrivacy(8.0, 1e-2, clip=0.5)},
+    "distributed": {"privacy": eq.privacy.DifferentialPrivacy(8.0, 1e-2, clip=0.5, noise="distributed")},
+    "mechanism": {"privacy": eq.privacy.GaussianMechanism(0.5, 1.0, 1e-2)},
+    "correlated": {"privacy": eq.privacy.DPFTRL(8.0, 1e-2, clip=0.5), "sampler": eq.sampling.MinSeparation(2)},
+}
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+@pytest.mark.parametrize("parts", PROTECTED.values(), ids=PROTECTED)
+def test_who_took_part_in_a_protected_run_is_secret(ragged, parts, tmp_path):
+    result = eq.train(softmax(), ragged, eq.Algorithm(**parts), rounds=3, clients_per_round=4, progress=False)
+    for run in (result, read_record(result.save(tmp_path / "run"))):
+        with pytest.raises(IncompatibleParts):
+            run.cohorts  # noqa: B018
+        assert [report.clients for report in run.history.rounds] == [None] * 3
+    log = (tmp_path / "run" / "rounds.jsonl").read_text()
+    assert not any(client in log for client in ragged.train.ids)
 
 
 def test_a_summary_speaks_of_unseen_clients(ragged):
@@ -125,18 +202,6 @@ def test_each_run_of_a_comparison_has_a_checkpoint_of_its_own(ragged, tmp_path):
         for one, other in zip(longer.results[name], runs, strict=False):
             assert torch.equal(one.params, other.params)
     assert len(list(tmp_path.glob("c*.ckpt"))) == 9
-
-
-def test_a_comparison_goes_on_from_numbered_checkpoints_of_earlier_versions(ragged, tmp_path):
-    methods = {"FedAvg": eq.Algorithm(), "Δ-FL 0.5": eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5))}
-    for number, algorithm in enumerate(methods.values(), 1):
-        path = tmp_path / ("c.ckpt" if number == 1 else f"c-{number}.ckpt")
-        eq.train(softmax(), ragged, algorithm, rounds=2, clients_per_round=4, checkpoint=path)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        eq.compare(methods, softmax(), ragged, rounds=3, clients_per_round=4, checkpoint=tmp_path / "c.ckpt")
-    assert sum("Going on from round 2 of 3" in str(each.message) for each in caught) == 2
-    assert {path.name for path in tmp_path.glob("c*.ckpt")} == {"c.ckpt", "c-2.ckpt"}
 
 
 @pytest.mark.parametrize(

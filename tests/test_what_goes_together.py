@@ -15,7 +15,7 @@ SGD = solvers.SGD(lr=0.1, batch_size=4)
 STEPS = solvers.SGD(lr=0.1, batch_size=4, steps=3)
 DATA = FederatedData(make_clients([3, 5, 8, 9, 12, 7], dtype=torch.float64), make_clients([6] * 6, seed=1, dtype=torch.float64),
                      make_clients([6] * 6, seed=2, dtype=torch.float64), classes=3)  # fmt: skip
-NOISE = privacy.GaussianMechanism(clip=0.5, noise_multiplier=0.5)
+NOISE = privacy.GaussianMechanism(clip=0.5, noise_multiplier=0.5, noise_seed=0)
 SECURE = privacy.SecureAggregation()
 TAIL = risk.Superquantile(0.5)
 SECURE_TAIL = risk.Superquantile(0.5, quantile=privacy.SecureHistogram(3.0, 16))
@@ -29,7 +29,8 @@ PFEDME = {"solver": SGD, "personal": personal.PFedMe(2.0, 2)}
 GROUPS = {"risk": risk.GroupDRO(0.1, lambda client: client[-1])}
 MEDIAN = {"aggregator": aggregators.Median()}
 
-CORRELATED = {"sampler": eq.sampling.Full(), "privacy": privacy.DPFTRL(None, 1e-4, 0.5, 0.5, decays=(0.5,), scales=(0.3,))}
+FTRL = privacy.DPFTRL(None, 1e-4, 0.5, 0.5, decays=(0.5,), scales=(0.3,), noise_seed=0)
+CORRELATED = {"sampler": eq.sampling.Full(), "privacy": FTRL}
 BUFFER = {"sampler": eq.sampling.FedBuff(2)}
 
 RUNS = {

@@ -88,7 +88,7 @@ def private_steps(chance: random.Random) -> None:
     }  # fmt: skip
     name = chance.choice(sorted(made))
     options = {"lr": 0.1, "clip": 10 ** chance.uniform(-2, 2), "noise_multiplier": chance.choice([0.0, 0.5, 2.0])}
-    options |= {"sample_rate": chance.choice([0.1, 0.5, 1.0]), "seed": chance.randrange(100)}
+    options |= {"sample_rate": chance.choice([0.1, 0.5, 1.0]), "expected_batch_size": 6, "noise_seed": chance.randrange(100)}
     steps, stop, state = 6, chance.randint(0, 6), chance.getstate()
 
     def start() -> tuple[torch.nn.Module, Any]:

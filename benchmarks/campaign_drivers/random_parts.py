@@ -76,12 +76,13 @@ PERSONAL = (
     personal.FedPer(HEAD[2]), personal.FedRep(HEAD[0], kept_epochs=2), personal.FedBABU(HEAD[1], finetuning=2),
     personal.LGFedAvg(HEAD[0]), personal.PFedMe(2.0, steps=2), personal.Mocha(0.1, solver=solvers.SGD(lr=0.05)),
 )  # fmt: skip
+REPEATED: dict[str, Any] = {"noise_seed": 0}  # so that a run that was killed can be held against one that was not
 PRIVACY = (
-    None, privacy.SecureAggregation(), privacy.GaussianMechanism(0.5, 0.3),
-    privacy.GaussianMechanism(0.5, 0.3, clip_rule=privacy.AdaptiveClip()),
-    privacy.DPFTRL(None, 1e-2, 0.5, noise_multiplier=0.8, bands=(1.0, 0.5)),
-    privacy.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=0.8, method="rdp"),
-    privacy.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=0.8, method="rdp", noise="distributed"),
+    None, privacy.SecureAggregation(), privacy.GaussianMechanism(0.5, 0.3, **REPEATED),
+    privacy.GaussianMechanism(0.5, 0.3, clip_rule=privacy.AdaptiveClip(), **REPEATED),
+    privacy.DPFTRL(None, 1e-2, 0.5, noise_multiplier=0.8, bands=(1.0, 0.5), **REPEATED),
+    privacy.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=0.8, method="rdp", **REPEATED),
+    privacy.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=0.8, method="rdp", noise="distributed", **REPEATED),
 )  # fmt: skip
 POOLS: dict[str, tuple[Any, ...]] = {
     "risk": RISKS, "solver": SOLVERS, "aggregator": AGGREGATORS, "server": SERVERS, "sampler": SAMPLERS,

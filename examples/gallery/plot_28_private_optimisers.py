@@ -16,7 +16,7 @@ torch.manual_seed(0)
 rate = torch.logspace(0, -2, 60)
 x = (torch.rand(2000, 60) < rate).float()
 y = (x @ (torch.randn(60) / rate.sqrt()) > 0).long()
-options = {"noise_multiplier": 1.0, "sample_rate": 100 / 2000}
+options = {"noise_multiplier": 1.0, "sample_rate": 0.05, "expected_batch_size": 100}
 makers = {
     "DP-SGD": lambda net: eq.optim.DPSGD(net, lr=1.0, clip=0.5, **options),
     "DP-Adam": lambda net: eq.optim.DPAdam(net, lr=0.02, clip=0.5, **options),

@@ -16,6 +16,7 @@ from torch import Tensor
 from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import engine_traits
 from equipoise.core.files import write_atomically
+from equipoise.core.words import joined, table_lines
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import InvalidParameter, require_integer
@@ -202,7 +203,7 @@ class ClientTable:
         ]
         if len(self) > 5:
             lines.append(f"… {len(self)} rows")
-        return "\n".join(lines)
+        return joined(lines)
 
     def where(self, split: str) -> ClientTable:
         """The rows of one split."""
@@ -406,8 +407,7 @@ class WorstClients(list[dict[str, object]]):
             between = f"{row[low]:.3f} to {row[high]:.3f}" if low in row else ""
             cells += ["–" if "nan" in between else between] if between else []
             lines.append([*cells, *([f"{row['trivial_error']:z.3f}"] if trivial else [])])
-        widths = [max(len(line[j]) for line in lines) for j in range(len(heads))]
-        table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+        table = table_lines(lines)
         table.append("size: the client's examples in this split.")
         if self.has_own:
             table.append("own error: of the model that the client is served, its own if it has one.")

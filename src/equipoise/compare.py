@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from equipoise.algorithm import Algorithm
-from equipoise.core.words import counted
+from equipoise.core.words import cells, counted, joined, padded
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import each_notice_once, require
 from equipoise.few_clients import few_clients_words
@@ -28,6 +28,7 @@ from equipoise.report.data.over_seeds import (
     trivial_name,
 )
 from equipoise.report.data.paired import Differences
+from equipoise.report.text.notes import NOT_COVERED
 from equipoise.report.text.paper_tables import differences_of, latex_table, markdown_table, paper_table
 from equipoise.report.text.phrases import BACKDOOR, INTERVAL, SHARED, UNATTACKED, capital, plural, remarks
 from equipoise.report.text.sentences import ValueFormat, trivial_words
@@ -81,13 +82,13 @@ class Comparison:
     ) -> Differences:  # fmt: skip
         """Paired differences: a figure under each method minus that under `baseline` (None: the first), seed by seed.
 
-        With the same seed, methods share data, batches and initial weights, and cohorts if they have the same sampler (a line
-        says if not), so the differences vary less than the figures. Each row has the mean and standard deviation of the
-        differences, and their 95 % interval. The interval is Student's t over seeds, from 3 seeds on. It assumes that the
-        differences are roughly normal. Each row also says in how many seeds the method is lower, and has a verdict: "lower" or
-        "higher" if the interval does not contain 0 (significant at 5 %), else "undecided". It is undecided, too, if all seeds
-        give the same difference. `split` and `at_least` are as in `summary`: choose a method with `split="validation"`, and
-        test it with `split="test"`. `figure` and `column` are those of `to_markdown`.
+        With the same seed, methods share data, batches and initial weights, and cohorts if they have the same sampler and are
+        not private (a line says if not), so the differences vary less than the figures. Each row has the mean and standard
+        deviation of the differences, and their 95 % interval. The interval is Student's t over seeds, from 3 seeds on. It
+        assumes that the differences are roughly normal. Each row also says in how many seeds the method is lower, and has a
+        verdict: "lower" or "higher" if the interval does not contain 0 (significant at 5 %), else "undecided". It is undecided,
+        too, if all seeds give the same difference. `split` and `at_least` are as in `summary`: choose a method with
+        `split="validation"`, and test it with `split="test"`. `figure` and `column` are those of `to_markdown`.
         """
         judged = self._judged_by(split, at_least)
         first = next(iter(self.results))
@@ -111,9 +112,9 @@ class Comparison:
             if together := composed_words(run.privacy for run in runs):
                 most = max(runs, key=lambda run: run.epsilon.epsilon if run.epsilon is not None else 0.0)
                 spent = most.epsilon
-                alone = "" if spent is None else f"{'Nominal ' * spent.seeded}ε of one run: {spent.epsilon:.4g}. "
-                lines.append(f"{alone}{together}")
-        return "\n".join(lines)
+                alone = "" if spent is None or spent.nominal else f"ε of one run: {spent.epsilon:.4g}. "
+                lines.append(f"{alone}{together} {NOT_COVERED}")
+        return joined(lines)
 
     def to_markdown(
         self, split: str | None = None, *, column: str = "error", figures: Iterable[str] = tuple(FIGURES),
@@ -162,7 +163,7 @@ class Comparison:
         below = [SHARED] * any("shared_mean" in row for row in table.values())
         below += [INTERVAL] * any(intervals_of(runs) for runs in self.results.values())
         below += [trivial_name(self.all_results)] * any("trivial_mean" in row for row in table.values())
-        width = max(map(len, ("method", *table, *below)))
+        width = max(map(cells, ("method", *table, *below)))
         what = capital(first.measured)
         split_said = split_words(self.all_results)
         over = f"mean ± standard deviation over {seeds} seeds ({split_said})" if seeds > 1 else "1 seed"
@@ -170,7 +171,7 @@ class Comparison:
         who = who_words([run.summary() for run in self.all_results])
         lines = [f"{what} over {who}{self.note}, {over}", f"{'method':<{width}}{titles}{'trained':>9}"]
 
-        def cells(row: Mapping[str, Spread], prefix: str = "") -> str:
+        def figures(row: Mapping[str, Spread], prefix: str = "") -> str:
             spreads = [row[prefix + key] for key in FIGURES]
             shown = [f"{s.mean:z.3f}" + (f" ± {s.deviation:.3f}" if seeds > 1 else "") for s in spreads]
             return "".join(f"{text:>15}" for text in shown)
@@ -181,14 +182,14 @@ class Comparison:
             return [f"{INTERVAL:<{width}}{''.join(texts)}".rstrip()] if found else []
 
         for method, row in table.items():
-            lines.append(f"{method:<{width}}{cells(row)}{row['trained'].mean:>9.1f}")
+            lines.append(f"{padded(method, width)}{figures(row)}{row['trained'].mean:>9.1f}")
             lines += interval_lines(method, "error")
             if "shared_mean" in row:
-                lines.append(f"{SHARED:<{width}}{cells(row, 'shared_')}")
+                lines.append(f"{SHARED:<{width}}{figures(row, 'shared_')}")
                 lines += interval_lines(method, "shared_error")
         if trivial := next((row for row in table.values() if "trivial_mean" in row), None):
             answer = trivial_name(self.all_results)
-            lines.append(f"{answer:<{width}}{cells(trivial, 'trivial_')}")
+            lines.append(f"{answer:<{width}}{figures(trivial, 'trivial_')}")
             doubt, no_better = (
                 trivial_doubts(self.all_results),
                 trivial_words(table, ValueFormat(percent=False, decimals=3), answer),
@@ -196,7 +197,7 @@ class Comparison:
             lines += filter(None, [doubt, no_better])
         lines += self._difference_lines()
         if spent := self.privacy:
-            lines.append(spent)
+            lines += spent.split("\n")
         if said := remarks(self.results, table, "{:.3f}".format):
             lines.append(said)
         lines += filter(None, (small_clients_words(self.all_results), few_clients_words(self.all_results)))
@@ -205,7 +206,7 @@ class Comparison:
             known = {method: figures for method, figures in found.items() if figures is not None}
             better = "more" if all(figures.higher_is_better for figures in known.values()) else "less"
             lines += ["", f"{name} over the same clients, {better} is better", f"{'method':<{width}}{titles}"]
-            lines += [f"{method:<{width}}{cells(figures.figures)}" for method, figures in known.items()]
+            lines += [f"{padded(method, width)}{figures(values.figures)}" for method, values in known.items()]
             if name == BACKDOOR:
                 lines.append(UNATTACKED)
             if missing := max(count for figures in known.values() for count in figures.missing):
@@ -215,7 +216,7 @@ class Comparison:
             for run in runs:
                 if run.history.stopped is not None:
                     lines.append(f"{method}{f', seed {run.seed}' if seeds > 1 else ''}: {run.history.stopped}")
-        return "\n".join(lines)
+        return joined(lines)
 
     def _difference_lines(self) -> list[str]:
         """The paired differences of the 90th percentile from the first method, and verdicts on the mean and the worst 10 %.
@@ -297,7 +298,7 @@ def compare(
                 refuse_unfit_methods(methods, start, seeded, seed, options)
             version = "" if seeded is data else seeded.fingerprint  # seeds may have data of their own
             for name, algorithm in methods.items():
-                file = None if saving is None else checkpoint_of(saving, name, algorithm, seed)
+                file = None if saving is None else checkpoint_of(saving, name, seed)
                 try:
                     run = train(start, seeded, algorithm, seed=seed, name=name, checkpoint=file, **options)
                 except Exception as failure:  # also of a part of the user's own

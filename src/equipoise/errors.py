@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from equipoise.core.error_codes import WRITTEN, code_of, raised_in
 from equipoise.core.part_kinds import text_of_wrong_kind
+from equipoise.core.words import message
 
 AFTER_THE_LAST = "loss after the last round"  # what has diverged, where every round went well
 _PACKAGE = Path(__file__).parent
@@ -50,7 +51,7 @@ class EquipoiseError(Exception):
         return passed_on[-1] if passed_on else code_of(names, self._module)
 
     def __str__(self) -> str:
-        text, code = WRITTEN.sub("", super().__str__()), self.code
+        text, code = message(WRITTEN.sub("", super().__str__())), self.code
         return f"{text} [{code}]" if code and text else text
 
 
@@ -202,6 +203,7 @@ def notify(text: str) -> None:
     >>> str(given[0].message)
     'The loop engine is used.'
     """
+    text = message(text)
     if (told := _TOLD.get()) is not None:
         if text in told:
             return

@@ -97,7 +97,7 @@ def evaluate(
         warnings.simplefilter("ignore", EquipoiseNotice)
         running = choose_engine(engine).start(task, whole)
     traits = engine_traits(running)
-    refuse_sample(sample, running, traits, evaluate_clients)
+    refuse_sample(sample, traits, evaluate_clients)
     try_metrics(measured, task, whole, traits, PrivacyTraits())
     params = task.read_model().to(traits.device)
     table = ClientTable.evaluate(running, params, whole, sample, measured)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from equipoise.aggregators import WeightedMean
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import is_part, solver_traits
 from equipoise.core.carried import join_model, move_model
@@ -16,9 +15,12 @@ from equipoise.core.per_example_losses import PerExample
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import require
 from equipoise.observers import Evaluation, Run
+from equipoise.privacy.lookers import refuse_looking
 from equipoise.runs.setup import EngineChoice, set_up
 from equipoise.solvers.prepared import GRADIENT
 from equipoise.types import Cohort, Engine, LocalSolver, Observer
+
+_AT_ONCE = 2**24  # numbers of gradients that are held together
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,21 @@ def dissimilarity_of(engine: Engine, params: Tensor, alpha: Tensor, data: Federa
         benign = torch.tensor([name not in data.malicious for name in data.train.ids])
         require(bool(benign.any()), "data", "must have benign clients", f"{len(benign)} malicious ones")
         cohort = cohort.take(benign)
-    weights = cohort.weights / cohort.weights.sum()
-    work = engine.summed_update(params, cohort, GRADIENT, weights, WeightedMean())
-    mean_square, square_mean = float(weights @ work.sq_norms.to(weights)), float(work.update.double().square().sum())
-    ratio = math.sqrt(mean_square / square_mean) if square_mean > 0 else (math.inf if mean_square > 0 else 1.0)
-    return Dissimilarity(max(0.0, mean_square - square_mean), max(1.0, ratio))
+    cohort = cohort.take(cohort.weights > 0)
+    # Around the mean so far (Welford): E‖g‖² − ‖E g‖² would have no correct digit where gradients are nearly equal.
+    mass, mean, variance = 0.0, torch.zeros(()), 0.0
+    for places in torch.split(torch.arange(len(cohort)), max(1, _AT_ONCE // len(params))):
+        part = cohort.take(places)
+        updates = engine.updates(params, part, GRADIENT).update.double()
+        weights = (part.weights / cohort.weights.sum()).to(updates)
+        more, centre = float(weights.sum()), weights @ updates / weights.sum()
+        mass += more
+        variance += float(weights @ (updates - centre).square().sum(1))
+        variance += float((centre - mean).square().sum()) * more * (mass - more) / mass
+        mean = mean + (centre - mean) * more / mass
+    square = float(mean.square().sum())
+    ratio = math.sqrt(1 + variance / square) if square > 0 else (1.0 if variance == 0 else math.inf)
+    return Dissimilarity(variance, ratio)
 
 
 def dissimilarity(
@@ -75,6 +87,7 @@ def dissimilarity(
     Source: Li 2023 (thesis), Definition 7.
     """
     parts = algorithm or Algorithm()
+    refuse_looking("heterogeneity", parts)
     setting = set_up(model, data, parts, rounds=0, clients_per_round=1, seed=0, loss=loss, error=None, engine=engine)
     return dissimilarity_of(setting.engine, setting.first_model, setting.alpha, data)
 
@@ -131,7 +144,9 @@ class Heterogeneity(Observer):
         self._watched: dict[str, Run] = {}
 
     def on_start(self, run: Run) -> None:
-        """Begin to watch a run."""
+        """Begin to watch a run; one under differential privacy is refused."""
+        if run.setting is not None:
+            refuse_looking("heterogeneity", run.setting.algorithm)
         self.rounds = self.runs[run.name] = {}
         self._watched[run.name] = run
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from equipoise.core.abilities import is_part
 from equipoise.core.files import DurableFile, make_folder, not_written, write_atomically, writing
+from equipoise.core.words import printable
 from equipoise.errors import NotWritten, ObserverFailed
-from equipoise.types import Observer, RoundReport
+from equipoise.types import Observer, RoundReport, ServerState
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -262,18 +263,20 @@ class Progress(Observer):
         """Begin to watch a run."""
         from rich import progress
 
+        from equipoise.core.screen import Screen
+
         self._bar = self._bar or progress.Progress(
-            progress.TextColumn("{task.description}"),
+            progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(bar_width=24),
             progress.MofNCompleteColumn(),
             progress.TextColumn("{task.fields[numbers]}"),
             progress.TimeRemainingColumn(),
-            console=self._console,
+            console=self._console or Screen(),
             refresh_per_second=8,
         )
         self._rounds, self._evaluating = run.rounds, -1
         self._whom = "all" if run.setting is None or run.setting.sample is None else "a sample of the"
-        self._tasks[run.name] = self._bar.add_task(run.name, total=run.rounds, completed=run.first_round, numbers="")
+        self._tasks[run.name] = self._bar.add_task(printable(run.name), total=run.rounds, completed=run.first_round, numbers="")
         self._bar.start()
 
     def on_round(self, report: RoundReport) -> None:
@@ -340,9 +343,16 @@ class Observers:
         self._members = tuple(members)
 
     def tell(self, event: str, told: object) -> None:
-        """Tell every observer of an event: "on_start", "on_round", "on_state", "on_evaluating", "on_evaluation" and so on."""
+        """Tell every observer of an event: "on_start", "on_round", "on_state", "on_evaluating", "on_evaluation" and so on.
+
+        One that writes to the parameters that it is shown stops the run.
+        """
+        params = told.params if isinstance(told, ServerState | Evaluation) else None
+        version = None if params is None else params._version
         for member in self._members:
             self._call(member, event, told)
+            if params is not None and params._version != version:
+                raise ObserverFailed(f"Observer {type(member).__name__} wrote to the parameters in {event}. Work on a clone().")
 
     def end(self, *, failing: bool = False) -> None:
         """Let every observer close what it opened, also after one that fails; a run that fails keeps its own error."""

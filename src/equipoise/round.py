@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from equipoise.core import rng
 from equipoise.core.abilities import named_part, solver_traits
 from equipoise.core.equality import same_part
 from equipoise.core.grouping import grouped
-from equipoise.core.numbers import are_weights, numbers
+from equipoise.core.numbers import are_weights, has_weight, numbers
 from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet
 from equipoise.errors import Diverged, InvalidParameter
@@ -30,6 +30,7 @@ from equipoise.round_report import rejected_clients, report_of
 from equipoise.runs.carried_rules import next_carried
 from equipoise.runs.drift import corrected_state, weights_of_steps
 from equipoise.runs.normalised_work import NormalisedWork, normalisers_of
+from equipoise.runs.secret_cohorts import draw_unforeseen
 from equipoise.runs.state_rules import refuse_unkeepable
 from equipoise.server_step import (
     combined_rows,
@@ -41,7 +42,7 @@ from equipoise.server_step import (
     step_factor,
     total_of_rows,
 )
-from equipoise.solvers.prepared import RoundContext
+from equipoise.solvers.prepared import NoClients, RoundContext
 from equipoise.types import Cohort, Combined, Job, RiskValue, RoundReport, ServerState
 
 if TYPE_CHECKING:
@@ -132,7 +133,9 @@ class Rounds:
 
 
 def draw_cohort(setting: Setting, round_index: int, attempt: int = 0) -> Cohort:
-    """Who takes part in a round; other clients are drawn for a further attempt at it."""
+    """Who takes part in a round, which nobody can foresee of a private run; others are drawn for a further attempt at it."""
+    if setting.noise is not None and not setting.noise.nominal:
+        return draw_unforeseen(setting, round_index, setting.noise.source("cohort", round_index))
     seed = rng.stream_key(setting.seed, f"cohort, try {attempt}") >> 1 if attempt else setting.seed
     with named_part("sampler", setting.sampler):
         drawn = setting.sampler(round_index, setting.alpha, clients_per_round=setting.clients_per_round, seed=seed)
@@ -178,7 +181,10 @@ def prepare(setting: Setting, state: ServerState, cohort: Cohort, engine: Engine
         seed = rng.stream_key(cohort.seed, purpose) >> 1
         return setting.sampler(cohort.round, setting.alpha, clients_per_round=setting.clients_per_round, seed=seed)
 
-    context = RoundContext(engine, state.model, cohort, setting.alpha, draw, setting.task.layout)
+    asked, named = engine, cohort
+    if not setting.protection.in_the_open:
+        asked, named = cast("Engine", NoClients()), cohort.take(torch.zeros(0, dtype=torch.int64))
+    context = RoundContext(asked, state.model, named, setting.alpha, draw, setting.task.layout)
     solver, solver_state = traits.prepare(context, state.solver)
     return RunInRound(setting, state, cohort, solver, solver_traits(solver), solver_state)
 
@@ -252,10 +258,10 @@ def make_plan(run: RunInRound, losses: Tensor | None) -> Planned:
     values = numbers(risk.weights)
     if run.algorithm.traits.counts_steps:
         values = weights_of_steps(run, cohort, run.solver, values)
-    if cohort.effort is None and values.min(initial=1.0) > 0:  # the usual case: nobody to pick out
+    chosen = has_weight(values)  # the others are not trained: that is where the tail's speed comes from
+    if cohort.effort is None and chosen.all():  # the usual case: nobody to pick out
         kept, workers, worker_losses, dropped = values, cohort, losses, 0
     else:
-        chosen = values > 0  # the others are not trained: that is where the tail's speed comes from
         lost = chosen & (cohort.effort.numpy() == 0) if cohort.effort is not None else np.zeros_like(chosen)
         places = torch.from_numpy(np.flatnonzero(chosen & ~lost))
         kept, workers, dropped = values[places.numpy()], cohort.take(places), int(lost.sum())

@@ -41,6 +41,7 @@ def report_of(setting: Setting, plan: Plan, began: float, work: LocalWork | None
         risk=float(plan.risk.value) if plan.losses is not None else None, cohort=len(plan.cohort), trained=len(plan.workers),
         seconds=(time.perf_counter() - began) / runs, dropped=plan.dropped, run=setting.name,
         tail_share=share_in_tail(setting, plan),
+        clients=setting.data.train.ids_at(plan.cohort.clients) if setting.protection.in_the_open else None,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.client_table import ClientTable, own_models_worse, weights_in_means
 from equipoise.core.error_names import error_words
 from equipoise.core.words import counted
+from equipoise.errors import IncompatibleParts
 from equipoise.few_clients import few_clients_words
 from equipoise.metrics import summarise
 from equipoise.observers import History
@@ -47,7 +48,7 @@ class RunRecord:
 
     name: str  # what reports call the run
     algorithm: Algorithm | RecordedAlgorithm | NoTraining  # what was minimised, and how
-    seed: int  # of cohorts, batches and noise
+    seed: int  # of cohorts and batches; under differential privacy of batches
     clients: ClientTable  # one row per client and split
     history: History  # figures of every round and evaluation
     seconds: float  # that the run took
@@ -65,7 +66,6 @@ class RunRecord:
     at_least: int = 0  # clients with fewer examples are left out, see `judged_by`
     left_out: Mapping[str, int] = field(default_factory=dict)  # how many of them there are, by split
     left_out_error: Mapping[str, float] = field(default_factory=dict)  # and the mean error that they see, by split
-    beside_protected: bool = False  # whether a run beside it, in one report, protects clients: they share their seeds
 
     def __repr__(self) -> str:
         about = f"{self.name!r}, seed {self.seed}, {counted(self.rounds, 'round')} on {self.data!r}"
@@ -85,9 +85,12 @@ class RunRecord:
         return self.algorithm.privacy is not None or self.epsilon is not None
 
     @property
-    def hides_seed(self) -> bool:
-        """Whether pages do not show the seed: the noise and the cohorts of a run that protects clients follow from it."""
-        return self.protects_clients or self.beside_protected
+    def cohorts(self) -> list[tuple[str, ...]]:
+        """The ids of the clients that were drawn in each round, in order; secret where single clients are protected."""
+        if self.protects_clients:
+            why = "Who took part is secret: the run protects single clients, by secure sums or differential privacy."
+            raise IncompatibleParts(why, "How many took part in each round is in history.rounds.")
+        return [report.clients or () for report in self.history.rounds]
 
     @property
     def knows_unseen(self) -> bool:

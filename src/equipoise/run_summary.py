@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from equipoise.core.error_names import ABSOLUTE, SHARES, SQUARED, ZERO_ONE, error_definition, error_words
-from equipoise.core.words import counted
+from equipoise.core.words import cells, counted, joined, padded
 from equipoise.metrics import Interval, Summary
 from equipoise.report.data.over_seeds import MEDIAN, Spread, trivial_doubt
 from equipoise.report.text.phrases import BACKDOOR, UNATTACKED, count_words, plural
@@ -87,9 +87,10 @@ class RunSummary:
             ("standard deviation", *(c.standard_deviation for c in figures.values())),
         ]
         texts = [text for row in rows for text in row[1:] if isinstance(text, str)]
-        width, wide = max(len(str(r[0])) for r in rows), max(8, *map(len, texts))
+        width, wide = max(cells(str(r[0])) for r in rows), max(8, *map(cells, texts))
         lines = [
-            f"{label:<{width}}  " + "  ".join(v.rjust(wide) if isinstance(v, str) else f"{v:z{wide}.4f}" for v in values)
+            f"{padded(str(label), width)}  "
+            + "  ".join(v.rjust(wide) if isinstance(v, str) else f"{v:z{wide}.4f}" for v in values)
             for label, *values in rows
         ]
         measured = [f"error: {meant}." for meant in [self._measured] if meant]
@@ -102,7 +103,7 @@ class RunSummary:
             measured.append(NO_TRIVIAL.format(answer=known or _ANY_ANSWER, how=EVALUATE if known else ""))
         said = (self._apart_words, self.noise, self.own_worse, self.attack, self.absent, self.small_clients, self.few_clients)
         few = [text for text in said if text]
-        return "\n".join([*(line.rstrip() for line in lines), *measured, *few, *metric_words(self.metrics), *self.subgroups])
+        return joined([*(line.rstrip() for line in lines), *measured, *few, *metric_words(self.metrics), *self.subgroups])
 
     def splitlines(self) -> list[str]:
         """The lines of the table, as of the text that `compare(…).summary()` gives."""

@@ -13,6 +13,7 @@ from equipoise.aggregators.robust import RobustAggregator
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import is_of_user, named_part, nested_aggregators, read
 from equipoise.core.carried import mean_carried
+from equipoise.core.numbers import has_weight
 from equipoise.errors import Diverged, shown
 from equipoise.types import Aggregator, AggregatorTraits, Combined, LocalWork, ServerState
 
@@ -27,27 +28,27 @@ def total_of_rows(
 ) -> tuple[Tensor, Any]:  # fmt: skip
     """The total (D,) that an aggregator makes of updates (K, D), and its next state.
 
-    The library's own aggregators get rows of NaN for what cannot be used, and leave them out. One of the user's own gets only
-    the other rows, with weights that sum to 1.
+    The library's own aggregators get rows of NaN for what cannot be used, and leave them out, as they do rows without a weight.
+    One of the user's own gets only the other rows, with weights that sum to 1.
     """
     arrived = torch.from_numpy(work.arrived)
-    if not bool(arrived.all()):
-        if _leaves_out(aggregator):
+    if leaves_out(aggregator):
+        if not bool(arrived.all()):
             updates = torch.where(arrived.to(updates.device).unsqueeze(1), updates, float("nan"))
-        else:
-            weights = weights[arrived] / weights[arrived].sum()
-            updates = updates[arrived.to(updates.device)]
-            losses, keys = (None if each is None else each[arrived.to(each.device)] for each in (losses, keys))
+    elif not bool((counts := arrived & has_weight(weights)).all()):
+        weights = weights[counts] / weights[counts].sum()
+        updates = updates[counts.to(updates.device)]
+        losses, keys = (None if each is None else each[counts.to(each.device)] for each in (losses, keys))
     streams = {} if keys is None else {"keys": keys}
     own = next((part for part in nested_aggregators(aggregator) if is_of_user(part)), aggregator)
     with named_part("aggregator", own):
         return aggregator(updates, weights, losses=losses, state=state, **streams)
 
 
-def _leaves_out(aggregator: Aggregator) -> bool:
-    """Whether an aggregator itself leaves out rows of NaN: one of the library's, or an extension of one that does."""
+def leaves_out(aggregator: Aggregator) -> bool:
+    """Whether an aggregator itself leaves out rows of NaN and without a weight: the library's, and extensions of theirs."""
     if (inside := read(AggregatorTraits, aggregator).normalises) is not None:  # FedNova hands all rows on
-        return _leaves_out(inside)
+        return leaves_out(inside)
     return isinstance(aggregator, RobustAggregator) or not is_of_user(aggregator)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from equipoise.core.words import cells, padded
 from equipoise.errors import InvalidData, InvalidParameter, require
 from equipoise.metrics import Interval, counts_wrong, mean, mean_interval, percentile, percentile_interval
 
@@ -158,7 +159,7 @@ def subgroup_lines(methods: Mapping[str, Sequence[RunRecord]], *, percent: bool 
         lines += ["", f"By {attribute}: mean, 90th percentile and gap to all other clients{unit}, with 95 % intervals"]
         rows = [(method, each) for method, runs in methods.items() for each in subgroups_over_seeds(runs, attribute)]
         names = [(method, f"{each.value} ({each.clients})") for method, each in rows]
-        widths = [max(len(pair[i]) for pair in names) + 2 for i in (0, 1)]
+        widths = [max(cells(pair[i]) for pair in names) + 2 for i in (0, 1)]
         for (method, named), (_, each) in zip(names, rows, strict=True):
             shown = [
                 f"{number(figure)} [{between.text(number)}]"
@@ -167,7 +168,8 @@ def subgroup_lines(methods: Mapping[str, Sequence[RunRecord]], *, percent: bool 
                     (each.gap, each.gap_interval),
                 )
             ]  # fmt: skip
-            lines.append(f"{method:<{widths[0]}}{named:<{widths[1]}}{'  '.join(f'{text:<26}' for text in shown)}".rstrip())
+            named = "".join(map(padded, (method, named), widths))
+            lines.append(f"{named}{'  '.join(f'{text:<26}' for text in shown)}".rstrip())
     return lines
 
 

@@ -12,11 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.algorithm import Algorithm
+from equipoise.core.abilities import refuse_misspelt
 from equipoise.core.per_example_losses import PerExample
 from equipoise.errors import Diverged, ObserverFailed, is_integer, notify, require
 from equipoise.observers import History, Observers, Progress, Run, hears_something, show_progress
 from equipoise.privacy.common_clients import client_marks
 from equipoise.privacy.ledger import Ledger
+from equipoise.privacy.lookers import may_look
 from equipoise.result import Result
 from equipoise.round import Outcome
 from equipoise.runs.checkpoint import Checkpoints
@@ -55,7 +57,8 @@ def train(
 
     `model` is a torch module, which is not changed, and `data` a FederatedData; both may also be functions of the seed.
     `algorithm` says what is minimised and how (None: FedAvg). Each round draws `clients_per_round` clients; sampling.Full()
-    needs no number. `seed` fixes cohorts, batches and noise, whatever the engine.
+    needs no number. `seed` fixes cohorts and batches, whatever the engine. Under differential privacy each run draws its noise
+    and its cohorts anew, unless the part of `privacy` has a `noise_seed`.
 
     `loss` and `error` take (outputs, targets) and give one number per example. Without them the model's own `loss` and
     `error` are used; else the loss is cross-entropy, and the error is misclassification where there are classes, or the loss.
@@ -110,7 +113,7 @@ class Watching:
     observers: Sequence[Observer] = ()
     progress: bool | None = None
     checkpoint: Checkpoints | str | Path | None = None
-    ledger: str | Path | None = None
+    ledger: Ledger | str | Path | None = None
 
     def __post_init__(self) -> None:
         good = self.evaluate_every is None or (is_integer(self.evaluate_every) and self.evaluate_every >= 1)
@@ -119,6 +122,7 @@ class Watching:
         require(good, "observers", "must be a list of observers", self.observers.__class__.__name__)
         for member in self.observers:
             require(hears_something(member), "observers", _HEARS, member, "Extend equipoise.types.Observer.")
+            refuse_misspelt("observers", member, tuple(vars(Observer)))
 
     @property
     def saving(self) -> Checkpoints | None:
@@ -133,9 +137,10 @@ class Watching:
         networked = settings[0].engine_traits.network is not None
         if not private or (path is None and not networked):
             return
-        ledger = Ledger(path, durable=networked)
+        ledger = Ledger.at(path, durable=networked)
         for setting in private:
-            setting.protection.open_ledger(ledger, data=setting.data.fingerprint, run=run_key(setting), once=networked)
+            name = "" if setting.noise is None or networked else setting.noise.run  # a run of its own, as its noise is
+            setting.protection.open_ledger(ledger, data=setting.data.fingerprint, run=name or run_key(setting), once=networked)
             if setting.protection.book is not None and not networked:  # federation.json says who is in a federation
                 setting.protection.book.set_clients(setting.data.name, client_marks(setting.data.train.host_keys))
 
@@ -210,11 +215,17 @@ class RunUnderWay:
         if self.setting.stop is not None and not final:
             self.stop = self.setting.stop.seen(self.stop, evaluation.clients, self.state)
             self.note_stop()
-        if final:
+        if final and may_look("end of the run", self.setting.algorithm):
             try:
                 stop_if_lost(evaluation, named=self.setting.protection.in_the_open)
             except Diverged as failure:
                 self.fail(failure)
+
+    def forget_if_ended(self) -> None:
+        """Forget the secret of the noise after the last round: nothing is drawn from it any more."""
+        ended = self.failure is not None or self.over or self.state.round >= self.setting.protection.rounds_allowed
+        if ended and self.setting.noise is not None:
+            self.setting.noise.secret = b""
 
     def ended(self, seconds: float) -> Result | Diverged:
         """The result, or the error that stopped the run."""
@@ -243,8 +254,7 @@ def _train_alone(
     every = watch.evaluate_every
     if every is None and settings[0].stop is not None:
         every = 1
-    watch.open_ledgers(settings)
-    runs, seconds_before = start_or_resume(settings, saving)
+    runs, seconds_before = start_or_resume(settings, saving, watch)
     watching, saves = Observers(watch.observers), Observers([saving] if saving is not None else [])
     bar = Observers([Progress()] if show_progress(watch.progress) else [])
     last_round = settings[0].protection.rounds_allowed
@@ -273,6 +283,7 @@ def _train_alone(
                 driver = driver or choose_driver([run.setting for run in alive])
                 for run, outcome in zip(alive, driver([run.state for run in alive]), strict=True):
                     run.take(outcome, watching, every)
+                    run.forget_if_ended()
                 if running := [run for run in alive if run.failure is None]:
                     bar.tell("on_round", running[0].history.rounds[-1])
                 if any(run.failure is not None or run.over for run in alive):
@@ -305,11 +316,18 @@ def _train_alone(
     return results
 
 
-def start_or_resume(settings: Sequence[Setting], saving: Checkpoints | None) -> tuple[list[RunUnderWay], float]:
+def start_or_resume(
+    settings: Sequence[Setting], saving: Checkpoints | None, watch: Watching
+) -> tuple[list[RunUnderWay], float]:
     """The runs where they start, and the seconds that they took before: from their checkpoint if there is one."""
+    saved = None if saving is None else saving.open(settings)
+    for setting, each in zip(settings, () if saved is None else saved.runs, strict=saved is not None):
+        begun = each.state.round < setting.protection.rounds_allowed and not each.ended
+        if setting.noise is not None and (each.secret or not begun):  # else more rounds have a secret and a name of their own
+            setting.noise.run, setting.noise.secret = each.state.privacy.run, bytes.fromhex(each.secret)
+    watch.open_ledgers(settings)
     if saving is None:
         return [RunUnderWay.begin(setting) for setting in settings], 0.0
-    saved = saving.open(settings)
     if saved is None:
         return [RunUnderWay.begin(setting, saving.rows, saving.solver_rows) for setting in settings], 0.0
     runs = []

@@ -83,6 +83,15 @@ def test_trimmed_mean_cuts_weight_not_heads():
     assert float(total(agg.TrimmedMean(0.2), updates, weights)) == pytest.approx((0.1 * 1 + 0.3 * 2 + 0.2 * 3) / 0.6)
 
 
+@pytest.mark.parametrize("fraction", [0.499999, 0.4999999999, 0.5 - 1e-15])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_trimmed_mean_that_cuts_nearly_everything_is_the_median(fraction, dtype):
+    for equal in (True, False):
+        updates, weights, _ = example(9, equal=equal)
+        found = total(agg.TrimmedMean(fraction), updates, weights.to(dtype))
+        torch.testing.assert_close(found, total(agg.Median(), updates, weights))
+
+
 def test_geometric_median_has_the_least_sum_of_distances():
     from scipy.optimize import minimize
 
@@ -96,6 +105,60 @@ def test_geometric_median_has_the_least_sum_of_distances():
         cost, updates.mean(0).numpy(), method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-12, "maxiter": 5000}
     )
     assert cost(found) <= best.fun * (1 + 1e-6)
+
+
+def distances(point, updates, weights):
+    return float((weights * (updates - torch.as_tensor(point)).norm(dim=1)).sum())
+
+
+def least_sum_of_distances(updates, weights, start):
+    """By a simplex search that knows nothing of weights and starts, and at the updates themselves, where the sum has kinks."""
+    from scipy.optimize import minimize
+
+    options = {"xatol": 1e-14, "fatol": 1e-16, "maxiter": 4000, "maxfev": 4000}
+    starts = (start.tolist(), updates.mean(0).tolist())
+    found = (minimize(distances, s, (updates, weights), method="Nelder-Mead", options=options).fun for s in starts)
+    return min(*found, *(distances(u, updates, weights) for u in updates))
+
+
+def at_a_kink(pull):
+    """The start, (0, 0), is an update of weight m, which the two others pull away by (1 + pull) m."""
+    other = (1 + pull) / (2**0.5 + 2 * (1 + pull))
+    weights = torch.tensor([1 - 2 * other, other, other], dtype=torch.float64)
+    return torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=torch.float64), weights
+
+
+MANY_AT_THE_START = torch.tensor(  # the median of each coordinate is (1, 0), an update that is there twice
+    [[0.0, 0], [0, 1], [0, 0], [1, -1], [1, 0], [1, -2], [1, 0]], dtype=torch.float64
+)
+PLACES = [(MANY_AT_THE_START, torch.full((7,), 1 / 7, dtype=torch.float64)), at_a_kink(1e-2)]
+PLACES += [example(count, 2, seed)[:2] for count, seed in ((2, 0), (3, 1), (4, 2), (7, 3), (12, 4))]
+
+
+@pytest.mark.parametrize(("updates", "weights"), PLACES)
+@pytest.mark.parametrize("smoothing", [0.5, 1e-1, 1e-3, 1e-5, 1e-6, 1e-8])
+def test_the_geometric_median_is_within_its_smoothing_of_the_least_sum(updates, weights, smoothing):
+    assert_nearly_least(updates, weights, smoothing)
+
+
+def test_the_geometric_median_leaves_an_update_that_is_nearly_the_best():
+    """Steps are short there, and grow by 1/2000 each: their length alone says nothing about the sum."""
+    assert_nearly_least(*at_a_kink(5e-4), 1e-8)
+
+
+def assert_nearly_least(updates, weights, smoothing):
+    found = total(agg.GeometricMedian(100_000, smoothing), updates, weights)
+    start = torch.tensor([plain_median(column.tolist(), weights.tolist()) for column in updates.t()], dtype=torch.float64)
+    typical = plain_median((updates - start).norm(dim=1).tolist(), weights.tolist())  # ν = smoothing · typical
+    least = least_sum_of_distances(updates, weights, found)
+    assert distances(found, updates, weights) - least <= smoothing * typical + 1e-14
+
+
+@pytest.mark.parametrize("scale", [1e-150, 1e-30, 1.0, 1e30, 1e120, 1e200])
+def test_the_geometric_median_is_finite_and_inside_at_any_scale(scale):
+    updates = scale * example(7, 3)[0]
+    found = total(agg.GeometricMedian(), updates, torch.full((7,), 1 / 7, dtype=torch.float64))
+    assert bool(((found >= updates.min(0).values) & (found <= updates.max(0).values)).all())
 
 
 def plain_krum_order(updates, malicious):
@@ -123,6 +186,12 @@ def test_krum_and_multi_krum_against_loops():
     best = order[: 11 - 3]
     expected = (weights[best] @ updates[best]) / weights[best].sum()
     torch.testing.assert_close(total(agg.MultiKrum(3), updates, weights), expected)
+
+
+def test_clipping_leaves_out_what_is_not_finite_with_a_fixed_bound_too():
+    """Totals of chunks still add up: the weight of such a client is not shared out here, but in the round."""
+    updates = torch.tensor([[3.0, 4.0], [torch.nan, 1.0], [torch.inf, 0.0]])
+    assert total(agg.NormClip(1.0), updates, torch.tensor([0.5, 0.25, 0.25])).tolist() == pytest.approx([0.3, 0.4])
 
 
 def test_clipping_by_hand():

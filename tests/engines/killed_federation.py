@@ -186,7 +186,7 @@ class Campaign:
 
 def private_tail(**more):
     """Δ-FL under distributed differential privacy."""
-    options = {"noise": "distributed", "noise_multiplier": 1.0, "source": "system", "method": "rdp", **more}
+    options = {"noise": "distributed", "noise_multiplier": 1.0, "method": "rdp", **more}
     return eq.Algorithm(
         risk=eq.risk.Superquantile(0.5, quantile=P.PrivateQuantile(bound=2.0, bins=2)), sampler=eq.sampling.Uniform(),
         privacy=P.DifferentialPrivacy(None, DELTA, 1.0, **options),

@@ -28,7 +28,7 @@ algorithm = eq.Algorithm(
     risk=eq.risk.Superquantile(0.5, quantile=eq.privacy.PrivateQuantile(bound=2.0, bins=2)), sampler=eq.sampling.Uniform(),
     solver=eq.solvers.SGD(lr=0.1, batch_size=10, epochs=1),
     privacy=eq.privacy.DifferentialPrivacy(
-        None, {DELTA}, 1.0, noise="distributed", noise_multiplier=1.0, source="system", method="rdp", fewest=3),
+        None, {DELTA}, 1.0, noise="distributed", noise_multiplier=1.0, method="rdp", fewest=3),
 )
 
 

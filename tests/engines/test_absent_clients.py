@@ -24,7 +24,7 @@ from equipoise.errors import EquipoiseNotice
 from equipoise.experiment.folder import read_record
 from equipoise.export import model_card
 from equipoise.report import write_report
-from equipoise.runs.stopping import EarlyStopping
+from equipoise.runs.stopping import EarlyStopping, StopState
 from equipoise.types import ServerState
 from made_clients import make_clients
 
@@ -161,7 +161,7 @@ def table(errors, absent=()):
 
 
 def states(rule, tables):
-    state, found = rule.first(), []
+    state, found = StopState(), []
     for number, each in enumerate(tables, 1):
         state = rule.seen(state, each, ServerState(number, torch.zeros(1)))
         found.append(state)

@@ -67,9 +67,7 @@ def audited(folder, monkeypatch, factor):
 
     monkeypatch.setattr(secure_node, "sample_discrete_gaussian", weaker)
     monkeypatch.setattr(RoundSums, "updates", updates)
-    privacy = eq.privacy.DifferentialPrivacy(
-        None, DELTA, CLIP, noise_multiplier=1.0, noise="distributed", source="system", method="rdp"
-    )
+    privacy = eq.privacy.DifferentialPrivacy(None, DELTA, CLIP, noise_multiplier=1.0, noise="distributed", method="rdp")
     solver = eq.solvers.SGD(lr=1.0, batch_size=None)
     campaign = CanaryCampaign(folder, eq.Algorithm(solver=solver, sampler=eq.sampling.Full(), privacy=privacy))
     ids, again = campaign.data.train.ids, set()

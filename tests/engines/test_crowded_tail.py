@@ -143,7 +143,7 @@ def test_the_guides_tail_differs_from_fedavg():
 def test_under_distributed_noise_the_share_is_that_of_the_noisy_counts():
     """Without noise the counts are exact: all four losses are above 0.25 and below 100, in one bin or in the upper half."""
     found = []
-    privacy = P.DifferentialPrivacy(None, 1e-2, 1.0, noise_multiplier=0.0, noise="distributed", source="system")
+    privacy = P.DifferentialPrivacy(None, 1e-2, 1.0, noise_multiplier=0.0, noise="distributed")
     for bound in (100.0, 0.5):
         risk = eq.risk.Superquantile(0.5, quantile=P.PrivateQuantile(bound=bound, bins=2))
         algorithm = eq.Algorithm(risk=risk, sampler=eq.sampling.Uniform(), privacy=privacy)

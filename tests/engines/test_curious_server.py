@@ -219,7 +219,7 @@ def test_who_is_in_the_tail_from_answer_times(monkeypatch):
     algorithm = eq.Algorithm(
         risk=eq.risk.Superquantile(tail=0.4, quantile=P.PrivateQuantile(bound=1.5, bins=8)), sampler=eq.sampling.Uniform(),
         solver=eq.solvers.SGD(epochs=1, batch_size=10),
-        privacy=P.DifferentialPrivacy(None, 1e-2, clip=1.0, noise_multiplier=0.3, noise="distributed", source="system"),
+        privacy=P.DifferentialPrivacy(None, 1e-2, clip=1.0, noise_multiplier=0.3, noise="distributed"),
     )  # fmt: skip
     grid, asked = federation(data, softmax, only_sums=True), {}
 

@@ -352,7 +352,7 @@ def test_where_noise_was_set_for_those_who_began_a_latecomer_waits_for_the_next_
         return delivery.answer()
 
     grid.fault = joins
-    privacy = eq.privacy.DifferentialPrivacy(None, 1e-2, 0.1, noise_multiplier=1.0, source="system")
+    privacy = eq.privacy.DifferentialPrivacy(None, 1e-2, 0.1, noise_multiplier=1.0)
     private = eq.Algorithm(privacy=privacy, sampler=eq.sampling.Uniform())
     with caplog.at_level("INFO", "flwr"):
         run(grid, private, rounds=2, folder=tmp_path / "run")

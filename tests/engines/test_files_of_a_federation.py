@@ -16,13 +16,14 @@ from fake_grid import federation, run_app
 import equipoise as eq
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines.flower import server_app
+from equipoise.experiment.folder import read_record
 from made_clients import make_clients
 
 logging.getLogger("flwr").setLevel("CRITICAL")
 ROOT, P = Path(__file__).parents[2], eq.privacy
 pytestmark = pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
 SITES = [f"client-{k}" for k in range(4)]
-NOISE = {"epsilon": 5.0, "delta": 1e-2, "clip": 1.0, "source": "system"}
+NOISE = {"epsilon": 5.0, "delta": 1e-2, "clip": 1.0}
 HISTOGRAM = P.SecureHistogram(bound=2.0, bins=64)
 ALGORITHMS = {
     "plain": eq.Algorithm(),
@@ -55,6 +56,9 @@ def test_whom_the_files_of_a_federation_name(kind, tmp_path):
     rows = eq.ClientTable.from_parquet(files["clients.parquet"]).client
     assert set(rows) == ({"mean of 4 clients"} if sums else set(SITES))
     assert ("batches.key" in files) is protected
+    record = read_record(tmp_path / "run")
+    assert [report.clients is None for report in record.history.rounds] == [protected] * 3
+    assert protected or all(len(cohort) == 3 and set(cohort) < set(SITES) for cohort in record.cohorts)
     card = json.loads(files["model.card.json"].read_text())["left_behind"]
     assert protected or all(row["examples"] == 8 for row in card["worst_clients"])
     assert not re.search(r"client-\d, 8|8 examples", files["model.card.md"].read_text())

@@ -189,7 +189,7 @@ def test_a_node_that_sends_odd_statistics_is_left_out(resnet, data, personal):
 
 
 def test_privacy_is_refused_before_anybody_is_asked_for_work(resnet, data):
-    algorithm = eq.Algorithm(privacy=eq.privacy.DifferentialPrivacy(epsilon=5, delta=1e-3, clip=1.0, source="system"))
+    algorithm = eq.Algorithm(privacy=eq.privacy.DifferentialPrivacy(epsilon=5, delta=1e-3, clip=1.0))
     grid = federation(data, resnet)
     with pytest.raises(IncompatibleParts, match="with_group_norm"):
         federated(algorithm, grid, resnet)
@@ -199,7 +199,7 @@ def test_privacy_is_refused_before_anybody_is_asked_for_work(resnet, data):
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
-        ({"privacy": eq.privacy.DifferentialPrivacy(epsilon=5, delta=1e-3, clip=1.0, source="system")}, "without noise"),
+        ({"privacy": eq.privacy.DifferentialPrivacy(epsilon=5, delta=1e-3, clip=1.0)}, "without noise"),
         ({"aggregator": eq.aggregators.Median()}, "is no average"),
         ({"privacy": eq.privacy.SecureAggregation(), "sampler": eq.sampling.Full()}, "not summed securely here"),
     ],

@@ -320,7 +320,7 @@ def test_below_the_minimum_the_run_stops_with_its_checkpoint_and_can_go_on(tmp_p
 def test_under_central_privacy_a_round_that_is_tried_again_keeps_its_cohort_and_its_quantile():
     """To draw another cohort because clients failed would let failures decide who takes part."""
     risk = eq.risk.Superquantile(0.5, quantile=eq.privacy.PrivateQuantile(bound=2.0, bins=2))
-    privacy = eq.privacy.GaussianMechanism(clip=0.5, noise_multiplier=0.5, source="system")
+    privacy = eq.privacy.GaussianMechanism(clip=0.5, noise_multiplier=0.5)
     private = eq.Algorithm(risk=risk, sampler=eq.sampling.Uniform(), privacy=privacy)
     grid = federation(some_data(), softmax)
     grid.fault = lambda d: None if d.action == "train.update" and d.count == 1 else d.answer()
@@ -510,7 +510,7 @@ def test_under_central_privacy_no_update_is_judged_by_the_others():
     huge = (1e6 * torch.randn(15, generator=torch.Generator().manual_seed(0))).numpy().tobytes()
     wrong = lambda d: d.client == BAD and d.action == "train.update"  # noqa: E731
     grid.fault = lambda d: altered(d.answer(), swap_update(data=huge)) if wrong(d) else d.answer()
-    privacy = eq.privacy.DifferentialPrivacy(None, 1e-2, 0.1, noise_multiplier=0.0, source="system")
+    privacy = eq.privacy.DifferentialPrivacy(None, 1e-2, 0.1, noise_multiplier=0.0)
     found = run(grid, eq.Algorithm(privacy=privacy, sampler=eq.sampling.Uniform()), rounds=1)
     assert not found.history.rounds[0].missing
     assert 0.02 < float(found.params.norm()) <= 0.1 + 1e-6  # clipped with the others

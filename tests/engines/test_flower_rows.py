@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("batches_of_the_simulation")
 STEPS = SGD(steps=3, batch_size=4)
 GROUPS = eq.risk.GroupDRO(0.5, {f"client-{k}": str(k % 2) for k in range(5)})
 SECURE = SecureAggregation(step=2.0**-30)
-NO_NOISE = {"epsilon": None, "delta": 1e-5, "clip": 0.05, "noise_multiplier": 0.0, "source": "system"}
+NO_NOISE = {"epsilon": None, "delta": 1e-5, "clip": 0.05, "noise_multiplier": 0.0}
 UNIFORM = eq.sampling.Uniform()
 KEEPS = {
     "SCAFFOLD": eq.Algorithm(solver=Scaffold(SGD(batch_size=4))),
@@ -36,7 +36,7 @@ KEEPS = {
     ),
     "DP-FTRL": eq.Algorithm(
         solver=SGD(batch_size=4), sampler=eq.sampling.Full(),
-        privacy=DPFTRL(None, 1e-5, 0.05, 0.0, decays=(0.5,), scales=(0.3,), source="system"),
+        privacy=DPFTRL(None, 1e-5, 0.05, 0.0, decays=(0.5,), scales=(0.3,)),
     ),
     "pFedMe": eq.Algorithm(solver=SGD(batch_size=4), personal=eq.personal.PFedMe(2.0, 3)),
     "pFedMe, Δ-FL": eq.Algorithm(
@@ -101,21 +101,21 @@ def test_batches_that_a_model_leaves_out_are_no_steps_of_a_federation(name):
 def test_correlated_noise_of_a_federation_comes_from_the_operating_system():
     """A seed would tell nodes the noise. Two runs have other noise, and each round's ε is that of the whole run."""
     data = some_data()
-    mechanism = DPFTRL(None, 1e-5, 0.05, 1.0, decays=(0.5,), scales=(0.3,), source="system")
+    mechanism = DPFTRL(None, 1e-5, 0.05, 1.0, decays=(0.5,), scales=(0.3,))
     algorithm = eq.Algorithm(solver=SGD(batch_size=4), sampler=eq.sampling.Full(), privacy=mechanism)
     first, second = (run(algorithm, data, rounds=3, clients_per_round=5)[0] for _ in range(2))
     assert not torch.equal(first.params, second.params)
     simulated = simulate(algorithm, data, rounds=3, clients_per_round=5)
     assert {report.epsilon for report in first.history.rounds} == {report.epsilon for report in simulated.history.rounds}
-    seeded = eq.Algorithm(solver=SGD(batch_size=4), sampler=eq.sampling.Full(), privacy=replace(mechanism, source="seeded"))
-    with pytest.raises(IncompatibleParts, match="seeded"):
+    seeded = eq.Algorithm(solver=SGD(batch_size=4), sampler=eq.sampling.Full(), privacy=replace(mechanism, noise_seed=0))
+    with pytest.raises(IncompatibleParts, match="noise_seed"):
         run(seeded, data, rounds=1, clients_per_round=5)
 
 
 def test_a_federation_keeps_rounds_of_a_client_apart(tmp_path):
     """What the noise of DP-FTRL is made for. Each round used to draw its cohort by another seed, and groups mixed."""
     data = FederatedData(make_clients([6, 9, 12, 15, 20, 8]), test=make_clients([5] * 6, seed=1), name="six")
-    mechanism = DPFTRL(None, 1e-5, 0.05, 0.0, decays=(0.5,), scales=(0.3,), source="system")
+    mechanism = DPFTRL(None, 1e-5, 0.05, 0.0, decays=(0.5,), scales=(0.3,))
     algorithm = eq.Algorithm(solver=SGD(batch_size=4), sampler=eq.sampling.MinSeparation(3), privacy=mechanism)
     grid = federation(data, softmax)
     options = {"rounds": 9, "clients_per_round": 2, "clients": 6, "folder": tmp_path / "run"}

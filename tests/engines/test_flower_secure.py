@@ -270,7 +270,6 @@ def private(risk=None, *, z=0.0, **more):
         "noise": "distributed",
         "step": 2.0**-20,
         "noise_multiplier": z,
-        "source": "system",
         **more,
     }
     return eq.Algorithm(
@@ -300,7 +299,7 @@ def test_the_noise_has_as_many_shares_as_clients_were_expected(lost):
     """Nobody trains, so that the model moves by noise alone; a share that is lost with its client is made up for."""
     algorithm = eq.Algorithm(
         solver=SGD(steps=0), sampler=eq.sampling.Uniform(),
-        privacy=P.DifferentialPrivacy(None, 1e-2, 1.0, noise="distributed", noise_multiplier=1.0, source="system"),
+        privacy=P.DifferentialPrivacy(None, 1e-2, 1.0, noise="distributed", noise_multiplier=1.0),
     )  # fmt: skip
     model = lambda: eq.models.Softmax(199, 5)  # noqa: E731 — 1000 parameters
     grid = federation(some_data(features=199, classes=5), model)
@@ -350,13 +349,11 @@ def messages_text(message):
 
 @pytest.mark.parametrize("noise", ["distributed", "central"])
 def test_noise_by_a_seed_is_refused(noise):
-    with pytest.raises(IncompatibleParts, match='source="system"'):
-        run(private(z=0.5, source="seeded", noise=noise))
+    with pytest.raises(IncompatibleParts, match="noise_seed"):
+        run(private(z=0.5, noise_seed=0, noise=noise))
 
 
 def test_cohorts_of_random_size_are_refused_with_distributed_noise():
-    algorithm = eq.Algorithm(
-        privacy=P.DifferentialPrivacy(None, 1e-2, 1.0, noise="distributed", noise_multiplier=1.0, source="system")
-    )
+    algorithm = eq.Algorithm(privacy=P.DifferentialPrivacy(None, 1e-2, 1.0, noise="distributed", noise_multiplier=1.0))
     with pytest.raises(IncompatibleParts, match="Poisson"):
         run(algorithm)

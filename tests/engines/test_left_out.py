@@ -145,7 +145,7 @@ def test_a_node_that_is_too_late_is_told(told):
         return delivery.answer()
 
     grid.fault = joins
-    privacy = eq.privacy.DifferentialPrivacy(None, 1e-2, 0.1, noise_multiplier=1.0, source="system")
+    privacy = eq.privacy.DifferentialPrivacy(None, 1e-2, 0.1, noise_multiplier=1.0)
     run(grid, eq.Algorithm(privacy=privacy, sampler=eq.sampling.Uniform()), rounds=4)
     assert causes(grid) == [("client-4", "late")]
     assert sum("takes part from the next run on" in line for line in told()) == 1

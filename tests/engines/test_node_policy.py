@@ -53,7 +53,7 @@ def run(algorithm, policy, *, rounds=1, keep=None, **options):
 def private(noise, *, risk=None, clip=0.5):
     return eq.Algorithm(
         risk=risk or eq.risk.Superquantile(0.5, quantile=P.PrivateQuantile(bound=2.0, bins=4)), sampler=eq.sampling.Uniform(),
-        privacy=P.DifferentialPrivacy(None, 1e-2, clip, noise_multiplier=noise, noise="distributed", source="system"),
+        privacy=P.DifferentialPrivacy(None, 1e-2, clip, noise_multiplier=noise, noise="distributed"),
     )  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def test_the_noise_that_a_policy_counts_is_that_of_the_mechanism():
 
 def test_exact_counts_by_noise_that_is_narrower_than_a_step(tmp_path):
     """64 shares of 1/8 have the variance of one Gaussian, which a client moves by 1; but each is 0, and so is the sum."""
-    asked = {"sigma": 1 / 8, "scale": 1, "bins": 2, "source": "system"}
+    asked = {"sigma": 1 / 8, "scale": 1, "bins": 2}
     rows = client_contributions(
         torch.tensor([0.2] * 40 + [0.9] * 24), bound=1.0, bins=2, sigma=1 / 8, scale=1, source=SystemSource()
     )

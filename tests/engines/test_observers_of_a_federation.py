@@ -52,7 +52,7 @@ def requests(grid):
     return [(client, m.metadata.message_type, json.loads(m.content["call"]["values"])) for client, m in grid.sent]
 
 
-CENTRAL = eq.Algorithm(privacy=P.DifferentialPrivacy(None, DELTA, 1.0, noise_multiplier=1.0, source="system", method="rdp"))
+CENTRAL = eq.Algorithm(privacy=P.DifferentialPrivacy(None, DELTA, 1.0, noise_multiplier=1.0, method="rdp"))
 SECURE = eq.Algorithm(privacy=P.SecureAggregation())
 
 
@@ -272,7 +272,7 @@ def test_who_has_a_loss_that_is_not_finite():
     """Under privacy it counts as the bound, and nobody is named for it."""
     tail = private_tail()
     grid = federation(some_data(), softmax)
-    algorithm = eq.Algorithm(risk=tail.risk, privacy=P.GaussianMechanism(1.0, 1.0, source="system"), sampler=eq.sampling.Full())
+    algorithm = eq.Algorithm(risk=tail.risk, privacy=P.GaussianMechanism(1.0, 1.0), sampler=eq.sampling.Full())
     original = eq.engines.loop.LoopEngine.losses
 
     def losses(self, params, cohort, solver=None):
@@ -301,7 +301,7 @@ def test_what_the_table_of_a_federation_says():
 
 
 def hidden_coins(multiplier=1.0, **more):
-    options = {"noise": "distributed", "noise_multiplier": multiplier, "source": "system", "method": "rdp", **more}
+    options = {"noise": "distributed", "noise_multiplier": multiplier, "method": "rdp", **more}
     return eq.Algorithm(
         risk=eq.risk.Superquantile(0.5, quantile=P.PrivateQuantile(bound=2.0, bins=2)), sampler=eq.sampling.NodePoisson(),
         privacy=P.DifferentialPrivacy(None, DELTA, 1.0, **options),
@@ -333,7 +333,7 @@ def test_coins_of_nodes_decide_alone_and_once(tmp_path):
     canary = FederatedData(make_clients([8] * 6, features=4, classes=3), name="six")
     algorithm = eq.Algorithm(
         sampler=eq.sampling.NodePoisson(), privacy=P.DifferentialPrivacy(
-            None, DELTA, 1e-3, noise_multiplier=1e-4, noise="distributed", source="system", method="rdp"))  # fmt: skip
+            None, DELTA, 1e-3, noise_multiplier=1e-4, noise="distributed", method="rdp"))  # fmt: skip
     grid = federation(canary, softmax, keep=tmp_path)
     found, _ = run(algorithm, grid, data=canary, rounds=6, m=3)
     name = requests(grid)[-1][2]["run"]

@@ -299,7 +299,7 @@ DEMANDS = {  # what a policy says, the algorithm of task.py, and the words of th
     "a larger clip": ("clip = 1.5", {"clip": 1.0, "noise_multiplier": 2.0}, None),
     "noise": ("noise_multiplier = 3.0", {"noise_multiplier": 1.4}, "the least noise multiplier of task.py is 1.4"),
     "more noise": ("noise_multiplier = 1.0", {"noise_multiplier": 1.4}, None),
-    "seed": ("epsilon = 5.0", {"noise_multiplier": 1.4, "source": "seeded"}, "needs source"),
+    "seed": ("epsilon = 5.0", {"noise_multiplier": 1.4, "noise_seed": 0}, "noise_seed"),
     "no noise": ("epsilon = 5.0", None, "the secure sums of task.py have no noise"),
 }
 
@@ -311,7 +311,7 @@ def test_check_compares_noise_and_clip_of_the_policy_with_the_algorithm(demand, 
     (tmp_path / "policy.toml").write_text(f"{text}\n")
     privacy = eq.privacy.SecureAggregation()
     if options is not None:
-        given = {"clip": 1.0, "source": "system", "noise": "distributed", **options}
+        given = {"clip": 1.0, "noise": "distributed", **options}
         privacy = eq.privacy.DifferentialPrivacy(None, 1e-3, **given)
     algorithm = eq.Algorithm(privacy=privacy)
     found = list(refused_parts(read_policy(tmp_path / "policy.toml"), algorithm))
@@ -321,7 +321,7 @@ def test_check_compares_noise_and_clip_of_the_policy_with_the_algorithm(demand, 
 
 def test_check_says_what_only_the_run_decides(tmp_path):
     (tmp_path / "policy.toml").write_text("noise_multiplier = 3.0\nrounds = 9\n")
-    private = eq.privacy.DifferentialPrivacy(5.0, 1e-3, 1.0, noise="distributed", source="system")
+    private = eq.privacy.DifferentialPrivacy(5.0, 1e-3, 1.0, noise="distributed")
     compared, later = name_comparison(read_policy(tmp_path / "policy.toml"), eq.Algorithm(privacy=private))
     assert "noise_multiplier" not in compared
     assert "rounds" in later

@@ -33,7 +33,7 @@ def softmax():
 def private(noise="distributed", risk=None):
     return eq.Algorithm(
         risk=risk or eq.risk.Superquantile(0.5, quantile=QUANTILE), sampler=eq.sampling.Full(),
-        privacy=P.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=1.0, noise=noise, source="system"),
+        privacy=P.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=1.0, noise=noise),
     )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def test_a_run_by_secure_sums_without_noise_may_have_more_rounds(tmp_path):
 @pytest.mark.parametrize("noise", ["distributed", "central"])
 def test_noise_that_drowns_the_sum_is_told_before_the_run_and_on_the_card(tmp_path, caplog, noise):
     """σ = 1 × clip in each of 15 parameters: a norm of √15 ≈ 3.87 × clip. With z = 4: 15.5 × clip, and 3 clients have 3."""
-    budget = P.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=4.0, noise=noise, source="system")
+    budget = P.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=4.0, noise=noise)
     algorithm = eq.Algorithm(sampler=eq.sampling.Full(), privacy=budget)
     with caplog.at_level("WARNING", logger="flwr"):
         run(algorithm, federation(DATA, softmax), rounds=1, folder=tmp_path / "run")
@@ -228,10 +228,10 @@ def test_a_minimum_that_no_round_can_have_is_refused(config, said):
 
 def test_privacy_that_nodes_would_refuse_is_refused_before_any_node_is_asked(tmp_path):
     """Noise from a seed and Poisson cohorts: both are named in one message, and the folder is not begun."""
-    budget = P.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=1.0, noise="distributed")
+    budget = P.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=1.0, noise="distributed", noise_seed=0)
     algorithm = eq.Algorithm(privacy=budget)
     grid = federation(DATA, softmax)
-    with pytest.raises(IncompatibleParts, match='source="system"') as failure:
+    with pytest.raises(IncompatibleParts, match="noise_seed") as failure:
         run(algorithm, grid, folder=tmp_path / "run")
     assert "Poisson" in str(failure.value)
     assert "sampling.NodePoisson()" in str(failure.value)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-import threading
-import urllib.request
 from collections import defaultdict
 from dataclasses import replace
 
+import httpx
 import pytest
 import torch
 from fake_grid import federation, run_app
@@ -18,10 +18,12 @@ import equipoise as eq
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.apps.run_control import give_order
-from equipoise.engines.flower.operate.run_view import RunView, serve_status
+from equipoise.engines.flower.operate.run_view import RunView
 from equipoise.engines.flower.transport.messages import read_message
 from equipoise.errors import CheckpointError, EquipoiseNotice
 from equipoise.privacy.ledger import read_entries
+from equipoise.serve.guard import Access
+from equipoise.serve.status_server import status_app
 from equipoise.types import Observer
 from made_clients import make_clients
 
@@ -54,7 +56,7 @@ def run(algorithm, data=None, grid=None, *, rounds=2, **options):
 FULL = eq.sampling.Full()
 TAIL = eq.risk.Superquantile(0.5)
 HISTOGRAM = eq.risk.Superquantile(0.5, quantile=P.SecureHistogram(bound=2.0, bins=4))
-CENTRAL = P.DifferentialPrivacy(None, DELTA, 1.0, noise_multiplier=1.0, source="system", method="rdp")
+CENTRAL = P.DifferentialPrivacy(None, DELTA, 1.0, noise_multiplier=1.0, method="rdp")
 KINDS = {
     "FedAvg": eq.Algorithm(),
     "tail": eq.Algorithm(risk=TAIL),
@@ -229,14 +231,14 @@ def test_who_took_part_from_the_status_page_of_a_private_federation(kind, tmp_pa
     assert (folder / "events.jsonl").stat().st_mode & 0o077 == 0
     give["alerts"], give["text"] = [{"time": "now", "client": "client-3", "text": "failed three times"}], "client-3 failed"
     (folder / "status.json").write_text(json.dumps(give))
-    server = serve_status(RunView(folder), "127.0.0.1", 0)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        for page in ("", "metrics", "status.json"):
-            with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/{page}") as answer:
-                text = answer.read().decode()
-            assert ("client-3" in text) == (kind == "FedAvg")
-            assert "failed three times" not in text or kind == "FedAvg"
-    finally:
-        server.shutdown()
-        server.server_close()
+    transport = httpx.ASGITransport(status_app(RunView(folder), Access(frozenset({"operator"}))))
+
+    async def ask(page):
+        async with httpx.AsyncClient(transport=transport, base_url="http://operator") as client:
+            return await client.get(page)
+
+    for page in ("/", "/metrics", "/status.json"):
+        answer = asyncio.run(ask(page))
+        assert answer.status_code == 200
+        assert ("client-3" in answer.text) == (kind == "FedAvg")
+        assert "failed three times" not in answer.text or kind == "FedAvg"

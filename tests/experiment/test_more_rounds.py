@@ -131,9 +131,14 @@ def test_the_same_command_goes_on_after_the_run_was_stopped(tmp_path, monkeypatc
     assert longer.config.read_text() == whole.config.read_text()
 
 
-def test_a_private_run_cannot_have_more_rounds(tmp_path):
-    private = {"name": "differential_privacy", "epsilon": 8.0, "delta": 1e-2, "clip": 0.5}
-    place = started(tmp_path, "private", {"privacy": private})
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [("differential_privacy", {}), ("dp_ftrl", {"sampler": {"name": "min_separation", "rounds": 2}})],
+    ids=["independent noise", "correlated noise"],
+)
+def test_a_private_run_cannot_have_more_rounds(name, others, tmp_path):
+    private = {"name": name, "epsilon": 8.0, "delta": 1e-2, "clip": 0.5}
+    place = started(tmp_path, "private", {"privacy": private, **others})
     found = command("run", "--resume", place.path, "--set", "train.rounds=9")
     assert found.exit_code == 2
     assert "is private, and its noise and its ε are made for 4 rounds" in found.output

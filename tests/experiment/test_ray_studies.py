@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from equipoise.core.screen import Screen
 from equipoise.engines.cluster import ray_tasks
 from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.scheduler import live_table, run_all
@@ -63,12 +63,12 @@ def test_a_study_on_a_cluster_makes_the_runs_of_processes(cluster, tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     here, there = planned(tmp_path / "here"), planned(tmp_path / "there")
-    run_all(here, workers=2, console=Console(quiet=True))
-    jobs = run_all(there, workers=1, console=Console(quiet=True), ray=cluster.address)
+    run_all(here, workers=2, console=Screen(quiet=True))
+    jobs = run_all(there, workers=1, console=Screen(quiet=True), ray=cluster.address)
     assert [job.status for job in jobs] == ["done"] * 4
     assert {job.node for job in jobs} == {os.uname().nodename}
     assert models(here) == models(there)
-    again = run_all(there, workers=1, console=Console(quiet=True), ray=cluster.address)
+    again = run_all(there, workers=1, console=Screen(quiet=True), ray=cluster.address)
     assert [job.status for job in again] == ["there already"] * 4
     assert not (tmp_path / "there" / "runs" / ray_tasks.TOKEN).exists()
 
@@ -76,7 +76,7 @@ def test_a_study_on_a_cluster_makes_the_runs_of_processes(cluster, tmp_path):
 def test_folders_that_nodes_do_not_see_are_brought_back(cluster, tmp_path, monkeypatch):
     runs = planned(tmp_path)
     monkeypatch.setattr(ray_tasks, "write_atomically", lambda file, content: None)  # no token: as on a node elsewhere
-    jobs = run_all(runs, workers=1, console=Console(quiet=True), ray=cluster.address)
+    jobs = run_all(runs, workers=1, console=Screen(quiet=True), ray=cluster.address)
     assert [job.status for job in jobs] == ["done"] * 4
     assert all(RunFolder(run.folder.path).finished for run in runs)
 
@@ -117,7 +117,7 @@ def tasks_killed(times, ready):
 def test_a_run_that_is_lost_again_and_again_is_given_up_by_name(cluster, tmp_path):
     runs = planned(tmp_path, 2000)[:1]
     with tasks_killed(ray_tasks.MOST_STARTS, lambda: True):
-        (job,) = run_all(runs, workers=1, console=Console(quiet=True), ray=cluster.address)
+        (job,) = run_all(runs, workers=1, console=Screen(quiet=True), ray=cluster.address)
     assert (job.status, job.starts) == ("failed", ray_tasks.MOST_STARTS)
     assert re.match(r"its worker or node was lost: .* It was started 3 times", job.message)
 
@@ -125,7 +125,7 @@ def test_a_run_that_is_lost_again_and_again_is_given_up_by_name(cluster, tmp_pat
 def test_the_live_table_shows_what_runs_where(cluster, tmp_path):
     runs, shown = planned(tmp_path, 60), []
 
-    class Watched(Console):
+    class Watched(Screen):
         """A terminal that nobody sees; the table is read as it is drawn."""
 
         is_terminal = True
@@ -188,7 +188,7 @@ def test_a_search_on_a_cluster_finds_what_processes_find(cluster, tmp_path, monk
     file.write_text(SEARCH)
     for place, address in (("here", None), ("there", cluster.address)):
         search = read_search(file)
-        found[place] = tune(search, tmp_path / place, workers=2, console=Console(quiet=True), ray=address)
+        found[place] = tune(search, tmp_path / place, workers=2, console=Screen(quiet=True), ray=address)
     one, two = ([(trial.values, trial.criterion) for trial in found[place]] for place in ("here", "there"))
     assert one == two
     assert len({criterion for _, criterion in one}) == 2
@@ -200,11 +200,11 @@ def test_a_run_that_is_lost_goes_on_from_its_checkpoint(cluster, tmp_path):
     (tmp_path / "there").mkdir()
     here, there = planned(tmp_path / "here", 80), planned(tmp_path / "there", 80)
     with tasks_killed(1, lambda: any(run.folder.checkpoint.exists() for run in there)):
-        jobs = run_all(there, workers=1, console=Console(quiet=True), ray=cluster.address)
+        jobs = run_all(there, workers=1, console=Screen(quiet=True), ray=cluster.address)
     assert [job.status for job in jobs] == ["done"] * 4, [job.message for job in jobs]
     assert sum(job.starts for job in jobs) == 5
     assert any("started 2 times" in job.message for job in jobs)
-    run_all(here, workers=2, console=Console(quiet=True))
+    run_all(here, workers=2, console=Screen(quiet=True))
     assert models(here) == models(there)
 
 
@@ -223,7 +223,7 @@ def test_a_study_whose_driver_is_killed_leaves_nothing_running_and_goes_on(clust
     wait_until(lambda: not processes_of("ray::_on_node") and not processes_of("ray::Board"))
     wait_until(lambda: ray.available_resources().get("CPU", 0) == ray.cluster_resources()["CPU"])
     assert not all(run.folder.finished for run in runs)
-    jobs = run_all(runs, workers=1, console=Console(quiet=True), ray=cluster.address)
+    jobs = run_all(runs, workers=1, console=Screen(quiet=True), ray=cluster.address)
     assert {job.status for job in jobs} <= {"done", "there already"}
     assert all(run.folder.finished for run in runs)
 

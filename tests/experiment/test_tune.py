@@ -13,10 +13,10 @@ import tomllib
 import warnings
 
 import pytest
-from rich.console import Console
 
 from equipoise.client_table import ClientTable
 from equipoise.core.files import locked
+from equipoise.core.screen import Screen
 from equipoise.errors import ConfigError
 from equipoise.experiment import folder, scheduler, tune, worker
 from equipoise.experiment.build import build
@@ -67,7 +67,7 @@ def written(tmp_path, search):
 
 @pytest.fixture
 def console():
-    return Console(record=True, width=120, file=io.StringIO())
+    return Screen(record=True, width=120, file=io.StringIO())
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import logging
 import math
 import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -295,8 +294,7 @@ def test_the_example_runs_over_flower(example):
     most = max(report.bytes_sent for report in result.history.rounds)
     assert most < 2 * 2 * (4 * len(result.params) + 4000)  # to two clients, losses and updates: adapters, not the decoder
     # The operating system draws cohorts: of Poisson's, one in sixteen would be empty.
-    mechanism, sampler = replace(PRIVATE.privacy, source="system"), eq.sampling.Uniform()
-    private = eq.Algorithm(solver=algorithm.solver, privacy=mechanism, sampler=sampler)
+    private = eq.Algorithm(solver=algorithm.solver, privacy=PRIVATE.privacy, sampler=eq.sampling.Uniform())
     with pytest.raises(IncompatibleParts, match="freeze_lora_a"):
         run(private, example.make_model)
     guarded = run(private, example.private_model)

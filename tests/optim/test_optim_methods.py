@@ -90,7 +90,7 @@ def test_sums_are_divided_by_the_expected_batch_size_whatever_the_batch():
 
 def after(kind, x, y, *, steps=1, seed=0, clip=math.inf, noise_multiplier=0.0, **options):
     net = network()
-    made = kind(net, clip=clip, noise_multiplier=noise_multiplier, sample_rate=0.1, seed=seed, **options)
+    made = kind(net, clip=clip, noise_multiplier=noise_multiplier, sample_rate=0.1, noise_seed=seed, **options)
     for _ in range(steps):
         made.step(x, y)
     return net
@@ -299,18 +299,19 @@ def test_dp2_ablations_are_their_algorithms(table):
 def test_the_promised_call():
     net = Logistic(3)
     optimizer = DP2(
-        net, lr=0.1, lr_adaptive=3.0, clip=0.5, clip_adaptive=5.0, delay=195, noise_multiplier=1.0, sample_rate=64 / 25_000
-    )
+        net, lr=0.1, lr_adaptive=3.0, clip=0.5, clip_adaptive=5.0, delay=195, noise_multiplier=1.0, sample_rate=64 / 25_000,
+        expected_batch_size=64,
+    )  # fmt: skip
     x, y = torch.randn(2500, 3), torch.randint(0, 2, (2500,))
     for batch in optimizer.batches(x, y, steps=2):
         optimizer.step(*batch)
-    assert (optimizer.steps, optimizer.expected_batch_size, optimizer.eps) == (2, 6.4, 1e-7)
+    assert (optimizer.steps, optimizer.expected_batch_size, optimizer.eps) == (2, 64, 1e-7)
 
 
 def test_equal_delays_by_default_and_equal_clips_and_rates(table):
     _, made = dp2_weights(*table, 1, delay=7)
     assert (made.delay_adaptive, made.clip_adaptive) == (7, made.clip)
-    assert DP2(one_weight(), lr=0.2, delay=1, **FREE).lr_adaptive == 0.2
+    assert DP2(one_weight(), lr=0.2, delay=1, expected_batch_size=1, **FREE).lr_adaptive == 0.2
 
 
 # ----------------------------------------------------------------------------------------------------------------- limits
@@ -364,7 +365,7 @@ def test_public_batches_are_drawn_anew_and_are_right_on_average():
     net = LinearRegression(2, bias=False)
     made = PDADPMD(
         net, lr=1.0, public=(x, y), public_batch_size=4, private_share=0.0, clip=1.0, noise_multiplier=0.0, sample_rate=1.0,
-        expected_batch_size=1, seed=1,
+        expected_batch_size=1, noise_seed=1,
     )  # fmt: skip
     found = torch.stack([made._public(torch.zeros(2)) for _ in range(3000)])
     assert len(found.unique(dim=0)) > 1000
@@ -378,7 +379,7 @@ def test_adadps_reaches_what_dp_sgd_does_not():
     frequent = torch.arange(60) < 6
     x = (torch.rand(500, 60, generator=source) < torch.where(frequent, 0.9, 0.03)).float()
     y = x @ torch.where(frequent, 0.01, 1.0)
-    privacy = {"clip": 0.5, "noise_multiplier": 0.7, "sample_rate": 0.02, "seed": 0}
+    privacy = {"clip": 0.5, "noise_multiplier": 0.7, "sample_rate": 0.02, "expected_batch_size": 10, "noise_seed": 0}
 
     def loss(make):
         found = []

@@ -1,6 +1,7 @@
 """What is released and what it costs: noise, empty batches, ε, Poisson batches, public examples, resuming, refusals."""
 
 import io
+import itertools
 import math
 
 import numpy as np
@@ -27,7 +28,8 @@ from equipoise.optim import (
 )
 
 D = 20_000
-PRIVACY = {"clip": 0.5, "noise_multiplier": 1.5, "sample_rate": 0.01, "expected_batch_size": 10, "seed": 0}
+PRIVACY = {"clip": 0.5, "noise_multiplier": 1.5, "sample_rate": 0.01, "expected_batch_size": 10}
+SEEDED = PRIVACY | {"noise_seed": 0}
 STD = 1.5 * 0.5 / 10  # of the noise in the mean
 
 
@@ -62,12 +64,12 @@ def assert_normal(sample, std):
 
 
 def test_an_empty_batch_releases_noise_of_the_stated_size():
-    assert_normal(moved(lambda net: DPSGD(net, lr=2.0, **PRIVACY)), 2.0 * STD)
+    assert_normal(moved(lambda net: DPSGD(net, lr=2.0, **SEEDED)), 2.0 * STD)
 
 
 def test_noise_is_on_the_sum_with_the_clip_of_the_phase():
     def make(net):
-        return DP2(net, lr=1.0, lr_adaptive=3.0, delay=2, clip_adaptive=4.0, **PRIVACY)
+        return DP2(net, lr=1.0, lr_adaptive=3.0, delay=2, clip_adaptive=4.0, **SEEDED)
 
     assert_normal(moved(make, steps=2), STD)
     assert_normal(moved(make, steps=3), 3.0 * 1.5 * 4.0 / 10)
@@ -75,8 +77,8 @@ def test_noise_is_on_the_sum_with_the_clip_of_the_phase():
 
 def test_adadps_adds_noise_after_preconditioning_and_the_baselines_before():
     side = {"weight": torch.rand(D) + 0.01}
-    assert_normal(moved(lambda net: AdaDPS(net, lr=1.0, side_information=side, **PRIVACY)), STD)
-    change = moved(lambda net: DPRPub(net, lr=1.0, public=public(), beta=0.0, eps=1e-3, **PRIVACY))
+    assert_normal(moved(lambda net: AdaDPS(net, lr=1.0, side_information=side, **SEEDED)), STD)
+    change = moved(lambda net: DPRPub(net, lr=1.0, public=public(), beta=0.0, eps=1e-3, **SEEDED))
     x, y = public()
     gradient = ((0.5 - y.float())[:, None] * x).mean(0)
     assert_normal(change * (gradient.abs() + 1e-3), STD)
@@ -86,7 +88,7 @@ def test_noise_first_divides_the_noise_by_the_preconditioner():
     made = []
 
     def make(net):
-        made.append(DP2(net, lr=1.0, delay=1, beta=0.0, eps=1e-3, variant="noise_first", **PRIVACY))
+        made.append(DP2(net, lr=1.0, delay=1, beta=0.0, eps=1e-3, variant="noise_first", **SEEDED))
         return made[0]
 
     change = moved(make, steps=2)
@@ -96,7 +98,7 @@ def test_noise_first_divides_the_noise_by_the_preconditioner():
 def test_noise_is_fresh_at_every_step_and_a_function_of_the_seed():
     def path(seed, steps=3):
         net, found = Logistic(50, bias=False), []
-        made = DPSGD(net, lr=1.0, **{**PRIVACY, "seed": seed})
+        made = DPSGD(net, lr=1.0, **{**PRIVACY, "noise_seed": seed})
         for _ in range(steps):
             made.step(*empty(50))
             found.append(net.weight.detach().clone())
@@ -111,7 +113,7 @@ def test_noise_is_fresh_at_every_step_and_a_function_of_the_seed():
 
 def test_two_releases_have_independent_noise():
     net = Logistic(D, bias=False)
-    made = DP2(net, lr=1.0, delay=2, variant="extra_query", clip_adaptive=0.5, **PRIVACY)
+    made = DP2(net, lr=1.0, delay=2, variant="extra_query", clip_adaptive=0.5, **SEEDED)
     made.step(*empty())
     made.step(*empty())
     before = net.weight.detach().clone()
@@ -120,7 +122,7 @@ def test_two_releases_have_independent_noise():
     made.step(*empty())
     assert_normal(raw, STD)
     net2 = Logistic(D, bias=False)
-    again = DP2(net2, lr=1.0, delay=2, variant="extra_query", clip_adaptive=0.5, **PRIVACY)
+    again = DP2(net2, lr=1.0, delay=2, variant="extra_query", clip_adaptive=0.5, **SEEDED)
     again.step(*empty())
     start = net2.weight.detach().clone()
     again.step(*empty())
@@ -222,18 +224,15 @@ def test_batches_are_a_function_of_seed_and_step():
         assert targets.tolist() == positions
 
 
-def test_the_optimisers_batches_follow_its_rate_and_set_the_expected_size():
-    made = DPSGD(Logistic(2), lr=1.0, clip=1.0, noise_multiplier=1.0, sample_rate=0.05, seed=0)
-    with pytest.raises(InvalidParameter, match=r"expected_batch_size must be known.*optimizer\.batches"):
-        made.step(*empty(2))
+def test_the_optimisers_batches_follow_its_rate():
+    made = DPSGD(Logistic(2), lr=1.0, **{**PRIVACY, "sample_rate": 0.05})
     sizes = [len(x) for x, _ in made.batches(torch.randn(400, 2), torch.zeros(400, dtype=torch.int64), steps=300)]
-    assert made.expected_batch_size == 20.0
     assert np.mean(sizes) == pytest.approx(20, abs=5 * math.sqrt(19 / 300))
 
 
 def test_batches_go_on_where_the_steps_stand():
     x, y = torch.randn(50, 2), torch.zeros(50, dtype=torch.int64)
-    made = DPSGD(Logistic(2), lr=1.0, clip=1.0, noise_multiplier=1.0, sample_rate=0.2, seed=4)
+    made = DPSGD(Logistic(2), lr=1.0, **{**PRIVACY, "sample_rate": 0.2})
     whole = [inputs for inputs, _ in made.batches(x, y, steps=5)]  # drawn, not stepped on
     for inputs, targets in made.batches(x, y, steps=3):
         made.step(inputs, targets)
@@ -286,18 +285,40 @@ METHODS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_nothing_but_the_batches_knows_how_many_examples_there_are(name):
+    """ε speaks of one example more or less: a default made of N would tell whether it is there."""
+    options = {key: value for key, value in PRIVACY.items() if key != "expected_batch_size"}
+    with pytest.raises(TypeError, match="expected_batch_size"):
+        METHODS[name](Logistic(4), **options)
+    with pytest.raises(InvalidParameter, match="expected_batch_size"):
+        METHODS[name](Logistic(4), expected_batch_size=None, **options)
+
+    def after(examples):
+        net = Logistic(4)
+        made = METHODS[name](net, **PRIVACY)
+        for _ in made.batches(torch.randn(examples, 4), torch.zeros(examples, dtype=torch.int64), steps=3):
+            made.step(*empty(4))  # no example is in a batch: all that is released is noise
+        return torch.cat([parameter.detach().flatten() for parameter in net.parameters()]), made.state_dict()
+
+    (few, state), (more, later) = after(300), after(301)
+    assert torch.equal(few, more)
+    assert float(few.abs().max()) > 0
+    assert repr(state) == repr(later)
+
+
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("seed", [5])
 def test_a_resumed_run_ends_where_the_whole_one_does(name, seed):
     source = torch.Generator().manual_seed(2)
     x, y = torch.randn(60, 4, generator=source), torch.randint(0, 2, (60,), generator=source)
-    options = {"clip": 0.5, "noise_multiplier": 1.0, "sample_rate": 0.1}
+    options = {"clip": 0.5, "noise_multiplier": 1.0, "sample_rate": 0.1, "expected_batch_size": 6.0}
 
     def run(net, made, steps):
         for batch in made.batches(x, y, steps=steps):
             made.step(*batch)
 
     first = Logistic(4)
-    made = METHODS[name](first, seed=seed, **options)
+    made = METHODS[name](first, noise_seed=seed, **options)
     run(first, made, 4)
     file = io.BytesIO()
     torch.save({"net": first.state_dict(), "optimizer": made.state_dict()}, file)
@@ -306,7 +327,7 @@ def test_a_resumed_run_ends_where_the_whole_one_does(name, seed):
     saved = torch.load(file, weights_only=True)
     second = Logistic(4)
     second.load_state_dict(saved["net"])
-    resumed = METHODS[name](second, seed=99, **options)
+    resumed = METHODS[name](second, noise_seed=99, **{**options, "expected_batch_size": 7.0})
     resumed.load_state_dict(saved["optimizer"])
     run(second, resumed, 7)
     for one, other in zip(first.parameters(), second.parameters(), strict=True):
@@ -349,7 +370,7 @@ def test_a_state_is_a_copy_and_a_strange_one_is_refused():
         (DPSGD, {"sample_rate": 0.0}, r"sample_rate must lie in \(0, 1\]"),
         (DPSGD, {"sample_rate": 64}, "sample_rate"),
         (DPSGD, {"expected_batch_size": 0}, "expected_batch_size"),
-        (DPSGD, {"seed": 1.5}, "seed must be a whole number"),
+        (DPSGD, {"noise_seed": 1.5}, "noise_seed must be a whole number"),
         (DPSGD, {"loss": 3}, "loss must be a function"),
         (DPAdam, {"betas": (0.9, 1.0)}, "betas must be two numbers"),
         (DPAdam, {"eps": 0.0}, "eps must be a positive number"),
@@ -429,7 +450,7 @@ def test_noise_of_the_system_follows_from_no_seed(monkeypatch):
     for _ in range(2):
         net = nn.Linear(500, 2)
         optimizer = DPSGD(
-            net, lr=1.0, clip=0.7, noise_multiplier=1.3, sample_rate=0.5, expected_batch_size=10.0, seed=7, source="system"
+            net, lr=1.0, clip=0.7, noise_multiplier=1.3, sample_rate=0.5, expected_batch_size=10.0
         )  # fmt: skip
         before = optimizer.layout.read(net).clone()
         optimizer.step(torch.zeros(0, 500), torch.zeros(0, dtype=torch.long))
@@ -441,5 +462,21 @@ def test_noise_of_the_system_follows_from_no_seed(monkeypatch):
     batches = [[rows.flatten().tolist() for rows, _ in optimizer.batches(x, y, steps=3)] for _ in range(2)]
     assert batches[0] != batches[1]
     assert 100 < sum(map(len, batches[0])) / 3 < 300
-    assert DPSGD(net, lr=1.0, clip=1.0, noise_multiplier=1.0, sample_rate=0.5).source == "system"
-    assert DPSGD(net, lr=1.0, clip=1.0, noise_multiplier=1.0, sample_rate=0.5, seed=1).source == "seeded"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_noise_from_a_seed_repeats_and_has_no_epsilon(name):
+    moved, options = [], {"clip": 0.5, "noise_multiplier": 1.0, "sample_rate": 0.5, "expected_batch_size": 4.0}
+    for seed in (3, 3, 4, None, None):
+        net = Logistic(4)
+        made = METHODS[name](net, noise_seed=seed, **options)
+        for _ in range(2):
+            made.step(*empty(4))
+        moved.append(made.layout.read(net).clone())
+        assert (made.epsilon(1e-5) == math.inf) == (seed is not None)
+        assert 0 < made.nominal_epsilon(1e-5) < math.inf
+        unseeded = METHODS[name](Logistic(4), **options)
+        unseeded.load_state_dict(made.state_dict())
+        assert unseeded.epsilon(1e-5) == made.epsilon(1e-5)  # a state says where the noise of its steps came from
+    assert torch.equal(moved[0], moved[1])
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(moved[1:], 2))

@@ -263,11 +263,59 @@ def test_wrong_questions_are_refused(change, message):
         noise_for(**question)
 
 
+@pytest.mark.parametrize(
+    ("plain", "events"),
+    [
+        ((1.1, 0.04, 50), (poisson(1.1), 50)),
+        ((2.0, None, 3), (event(2.0, sampling=NoSampling()), 3)),
+        ((1.1, (5, 100), 50), (event(1.1, sampling=FixedSampling(5, 100)), 50)),
+        (((5.0, 2.0), 0.04, 50), (poisson(5.0, 2.0), 50)),
+        ([[5, 2], 0.04, 50], (poisson(5.0, 2.0), 50)),
+        ((1, 1, 1), event(1.0, sampling=NoSampling())),
+    ],
+)
+def test_rounds_in_plain_numbers_are_events(plain, events):
+    assert epsilon_of([plain], 1e-4) == epsilon_of([events], 1e-4) > 0
+    several = [plain, plain]
+    assert epsilon_of(several, 1e-4) == epsilon_of([events, events], 1e-4) > epsilon_of([plain], 1e-4)
+    assert epsilon_of([plain, events], 1e-4) == epsilon_of(several, 1e-4)
+
+
+@pytest.mark.parametrize("sizes", [{"sampling_rate": 0.05}, {"cohort": 5, "population": 100}, {}])
+def test_plain_numbers_are_the_inverse_of_the_noise_for_a_budget(sizes):
+    z = noise_for(2.0, 1e-4, rounds=30, **sizes)
+    drawn = sizes.get("sampling_rate", tuple(sizes.values()) or None)
+    assert 0.99 * 2.0 <= epsilon_of([(z, drawn, 30)], 1e-4) <= 2.0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        [1.1, 0.04, 50],  # no list of rounds
+        [(1.1, 0.04)],
+        [(1.1, 50, 0.04, 1)],
+        [(poisson(1.0), 0.04, 50)],
+        [("1.1", 0.04, 50)],
+        [(-1.0, 0.04, 50)],
+        [(1.1, 1.5, 50)],
+        [(1.1, (5,), 50)],
+        [(1.1, (5, 100, 7), 50)],
+        [(1.1, (100, 5), 50)],
+        [(1.1, 0.04, 2.5)],
+        [(1.1, 0.04, -1)],
+        [None],
+    ],
+)
+def test_wrong_plain_numbers_are_refused(bad):
+    with pytest.raises(InvalidParameter):
+        epsilon_of(bad, 1e-4)
+
+
 def test_wrong_events_are_refused():
     for bad in (-1.0, math.nan, "1"):
         with pytest.raises(InvalidParameter, match="noise multiplier of 'update'"):
             Release("update", bad)
-    with pytest.raises(InvalidParameter, match="count"):
+    with pytest.raises(InvalidParameter, match="rounds"):
         epsilon_of([(poisson(1.0), -1)], 1e-5)
     with pytest.raises(InvalidParameter, match="pattern"):
         Accountant([], 1e-5)

@@ -34,9 +34,10 @@ def test_known_sensitivities_and_losses():
     assert cn.toeplitz_sensitivity(c, separation=1, participations=2) ** 2 == pytest.approx(3.25)
     assert cn.loss_of(c, separation=1, participations=2) == pytest.approx(4.0625)
     assert cn.loss_of([1, 0], separation=1, participations=2) == pytest.approx(4.0)
-    # Banded, two bands (1, ½), T = 4, rounds 2 apart, twice: columns 1.25, 1.25, 1.25, 1 share no row: 2 · 1.25.
-    matrix = cn.toeplitz_matrix([1.0, 0.5, 0.0, 0.0])
-    assert cn.banded_sensitivity(matrix, separation=2, participations=2) ** 2 == pytest.approx(2.5)
+    # Banded, two bands (1, ½), rounds 2 apart, twice: columns that share no row. T = 4: 1.25 + 1.25; T = 3: 1.25 + 1.
+    for rounds, squared in ((4, 2.5), (3, 2.25)):
+        matrix = cn.toeplitz_matrix(cn.Banded((1.0, 0.5)).coefficients(rounds))
+        assert cn.banded_sensitivity(matrix, separation=2, participations=2) ** 2 == pytest.approx(squared)
 
 
 def worst_by_trying(matrix, separation, participations):
@@ -61,11 +62,24 @@ def test_the_worst_client_is_the_one_of_the_formula(drops, separation, participa
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2**32))
-def test_banded_matrices_are_bounded(rounds, separation, participations, seed):
+def test_the_worst_client_of_any_banded_matrix_is_found(rounds, separation, participations, seed):
     rng = np.random.default_rng(seed)
     matrix = np.tril(rng.normal(size=(rounds, rounds))) * (np.subtract.outer(np.arange(rounds), np.arange(rounds)) < separation)
-    bound = cn.banded_sensitivity(matrix, separation=separation, participations=participations)
-    assert worst_by_trying(matrix, separation, participations) <= bound + 1e-9
+    found = cn.banded_sensitivity(matrix, separation=separation, participations=participations)
+    assert found == pytest.approx(worst_by_trying(matrix, separation, participations))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0, 2), max_size=4), st.floats(0.1, 2), st.integers(1, 9), st.integers(0, 3), st.integers(1, 4))
+def test_the_worst_client_of_bands_is_the_one_of_the_formula(rest, first, rounds, further, participations):
+    """Bands that rise, too; more bands than rounds, a separation beyond the run, and more participations than fit."""
+    banded = cn.Banded((first, *rest))
+    apart = len(banded.bands) + further
+    found = banded.sensitivity(rounds, separation=apart, participations=participations)
+    matrix = cn.toeplitz_matrix(banded.coefficients(rounds))
+    assert found == pytest.approx(worst_by_trying(matrix, apart, participations))
+    longer = [banded.sensitivity(rounds + more, separation=apart, participations=participations) for more in (0, 1, 5)]
+    assert longer == sorted(longer)  # noise for a run is enough for a shorter one
 
 
 def test_wrong_matrices_are_refused():

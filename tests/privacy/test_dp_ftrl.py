@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import equipoise as eq
 from equipoise import aggregators, privacy, risk, sampling
 from equipoise.data.federated_data import FederatedData
-from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
+from equipoise.errors import CheckpointError, EquipoiseNotice, IncompatibleParts, InvalidParameter
 from equipoise.experiment import catalog
 from equipoise.privacy import correlated_noise as cn
 from equipoise.privacy.accounting import gaussian_epsilon
@@ -52,32 +52,52 @@ def test_banded_noise_round_by_round_is_that_of_the_dense_inverse(rest, first, r
 
 
 def test_sensitivity_of_bands_by_hand():
-    # (1, ½), rounds 2 apart, T = 4: two columns of norm² 1.25 that share no row, 2.5. In 3 rounds: ⌈3/2⌉ = 2. In one: 1.
+    # (1, ½), rounds 2 apart, T = 4: two columns of norm² 1.25 that share no row, 2.5. In 3 rounds the end of the run cuts
+    # the second one off: 1.25 + 1. In one: 1.
     banded = cn.Banded((1.0, 0.5))
-    for rounds, squared in ((4, 2.5), (3, 2.5), (2, 1.25), (1, 1.0)):
+    for rounds, squared in ((4, 2.5), (3, 2.25), (2, 1.25), (1, 1.0)):
         assert banded.sensitivity(rounds, separation=2, participations=9) ** 2 == pytest.approx(squared)
     assert banded.sensitivity(4, separation=2, participations=9) == pytest.approx(
         cn.banded_sensitivity(cn.toeplitz_matrix(banded.coefficients(4)), separation=2, participations=2)
     )
     with pytest.raises(InvalidParameter, match="number of bands, 2"):
         banded.sensitivity(4, separation=1, participations=2)
+    for wrong in ({"rounds": 0}, {"participations": 0}):
+        with pytest.raises(InvalidParameter, match=next(iter(wrong))):
+            banded.sensitivity(**{"rounds": 4, "separation": 2, "participations": 2, **wrong})
 
 
-@pytest.mark.parametrize(("matrix", "sens"), [({}, 2**0.5), (BLT, None), (BANDED, (2 * (1 + 0.25 + 0.0625)) ** 0.5)])
-def test_rounds_add_the_noise_of_the_matrix(matrix, sens):
+@pytest.mark.parametrize(
+    ("matrix", "rounds", "squared"),
+    [({}, 6, 2), (BLT, 6, None), (BANDED, 6, 2 * 1.3125), (BANDED, 7, 2 * 1.3125 + 1), (BANDED, 5, 1.3125 + 1.25)],
+)
+def test_rounds_add_the_noise_of_the_matrix(matrix, rounds, squared):
     """Updates of at most 1e-9 in noise of 1: the model after T rounds is the sum of the noise over the clients per round."""
-    part, rounds = private(1e9, clip=1e-9, **matrix), 6
+    part = private(1e9, clip=1e-9, noise_seed=0, **matrix)
     result = trained(part, rounds)
     algorithm = result.algorithm
     plan = part.protect(algorithm, RunSize(12, 4, rounds, 15, 0, tuple(DATA.train.ids))).noise
-    found = part.matrix.sensitivity(rounds, separation=3, participations=2)
+    found = part.matrix.sensitivity(rounds, separation=3, participations=-(-rounds // 3))
     assert plan.sensitivity == found
-    if sens is not None:
-        assert found == pytest.approx(sens)
+    if squared is not None:
+        assert found**2 == pytest.approx(squared)
     z = torch.stack([plan.gaussian("update", t, 15) for t in range(rounds)]) * found
     inverse = cn.inverse_coefficients(part.matrix.coefficients(rounds))
     wanted = cn.correlated_noise(inverse, z).sum(0) / 4
     assert torch.allclose(result.params, wanted, atol=1e-7)
+
+
+@pytest.mark.parametrize("source", ["seeded", "system"])
+@pytest.mark.parametrize("matrix", [BLT, BANDED], ids=["BLT", "banded"])
+def test_a_run_keeps_the_number_of_rounds_that_its_noise_is_for(matrix, source, tmp_path):
+    """One more round would be one more participation, which the noise of the rounds before does not hide."""
+    part, path = private(source=source, **matrix), tmp_path / "run.ckpt"
+    trained(part, rounds=6, checkpoint=path)
+    before = path.read_bytes()
+    for rounds in (7, 9):
+        with pytest.raises(CheckpointError, match=f"planned for 6 rounds, here for {rounds}"):
+            trained(part, rounds=rounds, checkpoint=path)
+    assert path.read_bytes() == before
 
 
 def test_without_correlation_it_is_the_server_view_of_independent_noise():
@@ -101,8 +121,9 @@ def test_the_law_of_protections():
 
 @pytest.mark.parametrize("matrix", [BLT, BANDED], ids=["BLT", "banded"])
 def test_engines_agree_and_runs_resume_bit_for_bit(matrix, tmp_path):
-    whole = trained(private(**matrix))
-    loop = trained(private(**matrix), engine="loop")
+    part = private(noise_seed=0, **matrix)
+    whole = trained(part)
+    loop = trained(part, engine="loop")
     torch.testing.assert_close(loop.params, whole.params, rtol=1e-9, atol=1e-9)
     trained_part = Checkpoints(tmp_path / "run.ckpt", every=1)
 
@@ -112,8 +133,8 @@ def test_engines_agree_and_runs_resume_bit_for_bit(matrix, tmp_path):
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        trained(private(**matrix), observers=[Stop()], checkpoint=trained_part)
-    again = trained(private(**matrix), checkpoint=Checkpoints(tmp_path / "run.ckpt", every=1))
+        trained(part, observers=[Stop()], checkpoint=trained_part)
+    again = trained(part, checkpoint=Checkpoints(tmp_path / "run.ckpt", every=1))
     assert torch.equal(again.params, whole.params)
     assert again.epsilon == whole.epsilon
     assert again.privacy.releases == 1
@@ -126,24 +147,6 @@ def test_the_whole_run_is_one_release():
     assert result.privacy["public"].adjacency == "one client's contribution zeroed"
     assert result.privacy["server"].epsilon is None
     assert result.epsilon.participations == 2  # 6 rounds, 3 apart
-
-
-def test_system_noise_begins_anew_after_a_stop_and_pays_for_it(tmp_path):
-    """Two mechanisms of multiplier z are one of z/√2."""
-    trained(private(source="system", **BLT), rounds=6, checkpoint=tmp_path / "once.ckpt")
-
-    class Stop(eq.types.Observer):
-        def on_round(self, report):
-            if report.round == 3:
-                raise KeyboardInterrupt
-
-    path = tmp_path / "twice.ckpt"
-    with pytest.raises(KeyboardInterrupt):
-        trained(private(source="system", **BLT), observers=[Stop()], checkpoint=Checkpoints(path, every=1))
-    with pytest.warns(EquipoiseNotice, match="Going on from round"):
-        result = trained(private(source="system", **BLT), checkpoint=Checkpoints(path, every=1))
-    assert result.privacy.releases == 2
-    assert result.epsilon.epsilon == pytest.approx(gaussian_epsilon(1 / math.sqrt(2), 1e-4), rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +178,7 @@ def test_refused_with_the_reason(parts, words):
         ({"bands": (1.0,), "decays": (0.5,), "scales": (0.5,)}, "bands"),
         ({"scales": (0.5,)}, "scales"),
         ({"bands": (0.0, 1.0)}, "bands"),
-        ({"source": "dice"}, "source"),
+        ({"noise_seed": -1}, "noise_seed"),
         ({"clip": math.inf}, "clip"),
         ({"z": None}, "epsilon"),
     ],
@@ -202,7 +205,7 @@ def test_drift_correction_and_split_models_go_with_it():
     steps = eq.solvers.SGD(lr=0.1, batch_size=2, steps=2)
     for parts in ({"solver": eq.solvers.Scaffold(steps)}, {"solver": steps, "personal": eq.personal.FedPer("bias")},
                   {"solver": steps, "server": eq.server_opt.Adam(0.1)}):  # fmt: skip
-        algorithm = eq.Algorithm(sampler=sampling.MinSeparation(3), privacy=private(**BLT), **parts)
+        algorithm = eq.Algorithm(sampler=sampling.MinSeparation(3), privacy=private(noise_seed=0, **BLT), **parts)
         one, other = (
             eq.train(MODEL, DATA, algorithm, rounds=4, clients_per_round=4, engine=engine, progress=False).params
             for engine in ("loop", "simulator")
@@ -284,7 +287,7 @@ def test_an_update_that_cannot_be_used_counts_nothing_and_scales_nothing(bad):
 @pytest.mark.parametrize("matrix", [{}, BLT, BANDED], ids=["identity", "BLT", "banded"])
 def test_steps_add_the_noise_of_the_matrix_over_the_buffer(matrix):
     """Updates of at most 1e-9 in noise of 1: the model after T steps is its sum over the buffer, not over those at work."""
-    part, rounds = private(1e9, clip=1e-9, **matrix), 7
+    part, rounds = private(1e9, clip=1e-9, noise_seed=0, **matrix), 7
     result = buffered(part, rounds)
     plan = part.protect(result.algorithm, RunSize(12, 3, rounds, 15, 0, tuple(DATA.train.ids))).noise
     assert plan.sensitivity == part.matrix.sensitivity(rounds, separation=3, participations=3)  # ⌈7/3⌉
@@ -312,7 +315,8 @@ def test_it_costs_what_separated_rounds_cost(matrix, budget):
 @pytest.mark.parametrize("engine", ["loop", "simulator"])
 @pytest.mark.parametrize("matrix", [BLT, BANDED], ids=["BLT", "banded"])
 def test_buffered_runs_resume_bit_for_bit_after_a_kill(matrix, engine, tmp_path):
-    whole = buffered(private(**matrix), rounds=9, engine=engine)
+    part = private(noise_seed=0, **matrix)
+    whole = buffered(part, rounds=9, engine=engine)
 
     class Stop(eq.types.Observer):
         def on_round(self, report):
@@ -321,29 +325,13 @@ def test_buffered_runs_resume_bit_for_bit_after_a_kill(matrix, engine, tmp_path)
 
     saving = Checkpoints(tmp_path / "run.ckpt", every=3)
     with pytest.raises(KeyboardInterrupt):
-        buffered(private(**matrix), rounds=9, engine=engine, observers=[Stop()], checkpoint=saving)
+        buffered(part, rounds=9, engine=engine, observers=[Stop()], checkpoint=saving)
     with pytest.warns(EquipoiseNotice, match="Going on from round"):
-        again = buffered(private(**matrix), rounds=9, engine=engine, checkpoint=Checkpoints(tmp_path / "run.ckpt", every=3))
+        again = buffered(part, rounds=9, engine=engine, checkpoint=Checkpoints(tmp_path / "run.ckpt", every=3))
     assert torch.equal(again.params, whole.params)
     assert [r.arrivals for r in again.history.rounds] == [r.arrivals for r in whole.history.rounds]
     assert again.epsilon == whole.epsilon
     assert again.privacy.releases == 1
-
-
-def test_buffered_system_noise_begins_anew_after_a_stop_and_pays_for_it(tmp_path):
-    part, path = private(source="system", **BLT), tmp_path / "run.ckpt"
-
-    class Stop(eq.types.Observer):
-        def on_round(self, report):
-            if report.round == 3:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        buffered(part, observers=[Stop()], checkpoint=Checkpoints(path, every=1))
-    with pytest.warns(EquipoiseNotice, match="Going on from round"):
-        result = buffered(part, checkpoint=Checkpoints(path, every=1))
-    assert result.privacy.releases == 2
-    assert result.epsilon.epsilon == pytest.approx(gaussian_epsilon(1 / math.sqrt(2), 1e-4), rel=1e-3)
 
 
 def test_buffers_of_one_client_release_too_and_too_many_bands_are_refused():

@@ -337,6 +337,17 @@ def test_a_whole_tail_gives_no_client_a_weight_of_rounding_error(count, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nor_do_unequal_sizes(dtype):
+    gen = torch.Generator().manual_seed(0)
+    for count in range(3, 40):
+        sizes = torch.randint(1, 6, (count,), generator=gen)
+        for whole in range(1, count + 1):
+            tail = int(sizes[:whole].sum()) / int(sizes.sum())
+            weights = exact_weights(-torch.arange(count).to(dtype), sizes.to(dtype) / sizes.sum(), tail)
+            assert int((weights > 0).sum()) == whole
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_clients_find_their_weights_alone(dtype):
     risk = Superquantile(0.5, quantile=SecureSums())
     losses, alpha = tensor([0.3, 0.1, 0.7, 0.2, 0.9]).to(dtype), tensor([0.2] * 5).to(dtype)

@@ -8,7 +8,7 @@ import time
 class Running:
     """A server in a thread, on a free port."""
 
-    def __init__(self, root, **access):
+    def __init__(self, root, make=None, **access):
         import uvicorn
 
         from equipoise.serve.app import make_app
@@ -21,7 +21,7 @@ class Running:
         self.url = f"http://127.0.0.1:{self.port}"
         self.root = root
         self.asked = []  # method, path and body of every request
-        app = make_app(root, Access(hosts, **access))
+        app = (make or make_app)(root, Access(hosts, **access))
 
         async def recorded(scope, receive, send):
             if scope["type"] != "http":

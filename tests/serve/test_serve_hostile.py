@@ -12,10 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from rich.console import Console
 from served import Client, Running
 
 from equipoise.client_table import COLUMNS
+from equipoise.core.screen import Screen
 from equipoise.serve.terminal import watch
 
 ADDRESSES = (
@@ -68,7 +68,7 @@ def test_names_of_folders(tmp_path, name):
         ask.get("/api/runs/" + httpx.URL(answer.headers["location"]).raw_path.decode().split("/")[2]).json()["id"] == run["id"]
     )
     screen = io.StringIO()
-    watch(tmp_path / "runs", console=Console(width=300, force_terminal=False, file=screen), once=True)
+    watch(tmp_path / "runs", console=Screen(width=300, force_terminal=False, file=screen), once=True)
     assert "0/4" in screen.getvalue()
     assert "\x1b" not in screen.getvalue()
 

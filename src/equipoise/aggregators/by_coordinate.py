@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.core.numbers import mass_slack
+
 _BLOCK = 2**17  # numbers looked at together on a CPU: about a megabyte with what is made of them, which a cache holds
 _DEVICE_BLOCK = 2**24  # on a GPU, where starting work on a small block takes longer than the work
 _LEFT_OVER = 1e-9  # of the weight
@@ -62,8 +64,7 @@ def coordinate_median(updates: Tensor, weights: Tensor) -> Tensor:
             low, high = ordered[:, (count - 1) // 2], ordered[:, count // 2]
         else:
             ordered, own = sorted_with_weights(rows, weights)
-            mass = own.cumsum(1)
-            slack = 1e-12
+            mass, slack = own.double().cumsum(1), mass_slack(weights.dtype, count)
             first = (mass < 0.5 - slack).sum(1, keepdim=True)  # the first whose mass reaches one half
             second = (mass < 0.5 + slack).sum(1, keepdim=True).clamp(max=count - 1)
             low, high = (ordered.gather(1, place)[:, 0] for place in (first, second))
@@ -96,7 +97,10 @@ def weight_inside(weights: Tensor, fraction: float) -> Tensor:
 
     A part below `_LEFT_OVER` is rounding, and none: so the bound holds also for attackers with exactly that fraction.
     """
+    # At most half of the mean part inside: something is kept, however little there is.
+    left_over = min(_LEFT_OVER + mass_slack(weights.dtype, weights.shape[-1]), (0.5 - fraction) / weights.shape[-1])
+    weights = weights.double()
     above = weights.cumsum(-1)
     below = above - weights
     inside = above.clamp_(fraction, 1 - fraction).sub_(below.clamp_(fraction, 1 - fraction))
-    return inside.masked_fill_(inside < _LEFT_OVER, 0.0)
+    return inside.masked_fill_(inside < left_over, 0.0)

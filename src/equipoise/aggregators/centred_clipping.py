@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from equipoise.aggregators.robust import NormClip, clipped_mean, finite_rows, update_norms, weighted_quantile
+from equipoise.aggregators.robust import NormClip, clipped_mean, counted, update_norms, weighted_quantile
 from equipoise.errors import require_integer, require_number
 from equipoise.types import Aggregator
 
@@ -24,6 +23,7 @@ class CentredClipping:
 
     Source: Karimireddy, He, Jaggi 2021 (arXiv 2012.10333); weights are ours.
 
+    >>> import torch
     >>> aggregator = CentredClipping(radius=1.0, iterations=1)
     >>> updates, weights = torch.tensor([[0.5], [10.0]]), torch.tensor([0.5, 0.5])
     >>> total, state = aggregator(updates, weights)  # from v = 0: (0.5 + 1)/2
@@ -34,16 +34,12 @@ class CentredClipping:
     radius: float | None = None  # τ, the largest distance from v; None: the weighted median distance
     iterations: int = 3  # steps in each round
 
+    linear: ClassVar[bool] = False
     keeps_total: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_number("radius", self.radius, "(0, ∞)", none="the median distance")
         require_integer("iterations", self.iterations, 1)
-
-    @property
-    def linear(self) -> bool:
-        """The centre moves from round to round, so totals over chunks of a cohort do not add up."""
-        return False
 
     @property
     def around(self) -> Aggregator | None:
@@ -53,14 +49,12 @@ class CentredClipping:
     def __call__(
         self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
     ) -> tuple[Tensor, Any]:
-        """The total (D,), which is also the next state; the last total if no update is finite."""
-        rows, kept, _ = finite_rows(updates, weights)
-        total = torch.zeros_like(updates[0]) if state is None else state.to(updates)
-        for _ in range(self.iterations if len(rows) else 0):
-            away = rows - total
-            away = torch.where(torch.isfinite(away), away, 0.0) if not bool(torch.isfinite(away).all()) else away
-            radius = self.radius
+        """The total (D,), which is also the next state; the last total if no update counts."""
+        given = counted(updates, weights)
+        total = updates.new_zeros(updates.shape[1]) if state is None else state.to(updates)
+        for _ in range(self.iterations if len(given.rows) else 0):
+            away, radius = given.rows - total, self.radius
             if radius is None:
-                radius = float(weighted_quantile(update_norms(away), kept, 0.5))
-            total = total + clipped_mean(away, kept, radius)
+                radius = float(weighted_quantile(update_norms(away), given.weights, 0.5))
+            total = total + clipped_mean(away, given.weights, radius)
         return total, total

@@ -1,7 +1,8 @@
 """Aggregators that bound what a few malicious clients can do. Each is a pure function over updates (K, D) and a thin class.
 
-Weights (K,) sum to 1 and come from the risk. An update that is not finite (NaN, infinity) is left out, and the weights of the
-others are scaled up; a total of zero if none is left. `malicious` is the number of attackers that the server expects.
+Weights (K,) come from the risk. `counted` leaves out updates without a weight and those that are not finite (NaN, infinity),
+and scales the weights of the others to a sum of 1: no rule looks after that itself. The total is zero if none is left.
+`malicious` is the number of attackers that the server expects. Ties go by key (`order.ranked`).
 """
 
 from __future__ import annotations
@@ -16,23 +17,46 @@ import torch
 from torch import Tensor
 
 from equipoise.aggregators.by_coordinate import coordinate_median, trimmed_mean
+from equipoise.aggregators.order import ranked
 from equipoise.aggregators.weighted_mean import weighted_mean
+from equipoise.core.numbers import has_weight, mass_slack
 from equipoise.errors import require, require_integer, require_number
 
 _BLOCK = 2**19  # numbers looked at together on a CPU
 _DEVICE_BLOCK = 2**24  # on a GPU, where starting work on a small block takes longer than the work
 
 
-def finite_rows(updates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The updates without NaN or infinity, their weights scaled to sum to 1 (float64), and which they are (K,) bool."""
+class Counted(NamedTuple):
+    """The updates that count."""
+
+    rows: Tensor  # (R, D)
+    weights: Tensor  # (R,), summing to 1; float32 or float64, as they were given
+    lost: int  # how many others have a weight, but are not finite
+    losses: Tensor | None  # (R,)
+    streams: Tensor | None  # (R,) int64: a random stream of each client in this round
+
+    @property
+    def keys(self) -> Tensor:
+        """What decides ties, (R,) int64 on the CPU: the streams, or else all that is known of a client but its place."""
+        if self.streams is not None:
+            return self.streams.cpu()
+        known = [self.rows, self.weights.unsqueeze(1), *([] if self.losses is None else [self.losses.unsqueeze(1)])]
+        places: Tensor = torch.unique(torch.cat([each.double().cpu() for each in known], 1), dim=0, return_inverse=True)[1]
+        return places
+
+
+def counted(updates: Tensor, weights: Tensor, losses: Tensor | None = None, keys: Tensor | None = None) -> Counted:
+    """The updates with a weight and without NaN or infinity, and what belongs to them; their weights are scaled to sum to 1."""
     # A row's sum is finite only if all its entries are; where it overflows, the entries decide.
-    good = torch.isfinite(updates.sum(1))
-    if not bool(good.all()):
-        good = torch.isfinite(updates).all(1)
-    kept = weights.double().to(updates.device)[good]
-    total = kept.sum()
-    kept = kept / total if bool(total > 0) else kept
-    return (updates if bool(good.all()) else updates[good]), kept, good
+    finite = torch.isfinite(updates.sum(1))
+    if not bool(finite.all()):
+        finite = torch.isfinite(updates).all(1)
+    weights = (weights if weights.dtype == torch.float32 else weights.double()).to(updates.device)
+    weighed = has_weight(weights)
+    good = finite & weighed
+    kept, rows = weights[good], updates if bool(good.all()) else updates[good]
+    losses, keys = (None if each is None else each[good.to(each.device)] for each in (losses, keys))
+    return Counted(rows, kept / kept.sum(dtype=torch.float64), int(weighed.sum()) - len(rows), losses, keys)
 
 
 def update_norms(updates: Tensor) -> Tensor:
@@ -44,7 +68,7 @@ def update_norms(updates: Tensor) -> Tensor:
 def weighted_quantile(values: Tensor, weights: Tensor, share: float) -> Tensor:
     """The smallest value with at least `share` of the weight at or below it; values (K,), weights summing to 1."""
     ordered, order = values.sort()
-    place = int(torch.searchsorted(weights[order].cumsum(0), share - 1e-12))
+    place = int(torch.searchsorted(weights[order].double().cumsum(0), share - mass_slack(weights.dtype, len(weights))))
     return ordered[min(place, len(values) - 1)]
 
 
@@ -67,6 +91,7 @@ def geometric_median(updates: Tensor, weights: Tensor, *, iterations: int, smoot
     """argmin_z Σ π_k ‖z − u_k‖ by Weiszfeld's iteration, z ← Σ β_k u_k / Σ β_k with β_k ∝ π_k / max(‖z − u_k‖, ν).
 
     It starts at the coordinate median c, and ν = `smoothing` × the median distance to that point: the start is robust already.
+    It stops where the gradient is shorter than ν/1000 in units of that distance: then the sum is within ν of the least.
     Since z − c = Σ β_k (u_k − c), the Gram matrix of the u_k − c gives all distances, and no iteration touches the updates.
     """
     start = coordinate_median(updates, weights)
@@ -76,13 +101,14 @@ def geometric_median(updates: Tensor, weights: Tensor, *, iterations: int, smoot
     squares = gram.diagonal().clone()
     distances = squares.sqrt().masked_fill(far, math.inf)
     typical = float(weighted_quantile(distances, weights, 0.5))
-    floor = smoothing * typical or 1e-12
-    shares = torch.zeros_like(weights)  # of z − c, at first zero
+    if not 0 < typical < math.inf:  # half of the weight is at the start, or too far away for squares
+        return start
+    shares = torch.zeros_like(squares)  # of z − c, at first zero
     for _ in range(iterations):
-        after = weights / distances.clamp(min=floor)
-        after = after / after.sum()
-        step, shares = after - shares, after
-        if math.sqrt(max(0.0, float(step @ gram @ step))) <= 1e-6 * typical:
+        after = weights / distances.clamp(min=smoothing * typical)
+        pull = float(after.sum())
+        step, shares = after / pull - shares, after / pull
+        if pull * math.sqrt(max(0.0, float(step @ gram @ step))) <= 1e-3 * smoothing:  # the length of the gradient
             break
         pulled = gram @ shares
         distances = (squares - 2 * pulled + shares @ pulled).clamp(min=0.0).sqrt().masked_fill(far, math.inf)
@@ -97,6 +123,11 @@ def squared_distances(updates: Tensor) -> Tensor:
     return (gram.diagonal() + gram.diagonal().unsqueeze(1) - 2 * gram).clamp(min=0.0)
 
 
+def rounding_of_squares(updates: Tensor) -> Tensor:
+    """By how much rounding may tell apart sums of squared distances of each update, (K,) float64."""
+    return 1e-12 * update_norms(updates).square().nan_to_num(0.0, 0.0)
+
+
 def krum_scores(updates: Tensor, malicious: int) -> Tensor:
     """Σ ‖u_k − u_j‖² over the K − f − 2 nearest others j, (K,) float64: small for an update among many like it."""
     squares = squared_distances(updates)
@@ -105,8 +136,17 @@ def krum_scores(updates: Tensor, malicious: int) -> Tensor:
 
 
 def clipped_mean(updates: Tensor, weights: Tensor, bound: float) -> Tensor:
-    """Σ π_k u_k · min(1, bound / ‖u_k‖)."""
-    return weighted_mean(updates, weights.to(updates.device) * (bound / update_norms(updates).clamp(min=1e-300)).clamp(max=1.0))
+    """Σ π_k u_k · min(1, bound / ‖u_k‖), over the u_k of finite norm."""
+    norms = update_norms(updates)
+    if not bool((good := torch.isfinite(norms)).all()):
+        updates, norms = torch.where(good.unsqueeze(1), updates, 0.0), torch.where(good, norms, 0.0)
+    return weighted_mean(updates, weights.to(updates.device) * (bound / norms.clamp(min=1e-300)).clamp(max=1.0))
+
+
+def mean_of(given: Counted, chosen: Tensor) -> Tensor:
+    """The weighted mean of the updates at these places, weights scaled to sum to 1 over them."""
+    weights = given.weights[chosen]
+    return weighted_mean(given.rows[chosen], weights / weights.sum())
 
 
 def min_norm_weights(updates: Tensor, centre: Tensor, epsilon: float) -> Tensor:
@@ -132,18 +172,8 @@ def min_norm_weights(updates: Tensor, centre: Tensor, epsilon: float) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------------ the parts
 
 
-class FiniteUpdates(NamedTuple):
-    """The finite ones among a round's updates."""
-
-    rows: Tensor  # (R, D)
-    weights: Tensor  # (R,), summing to 1
-    good: Tensor  # (K,) bool: which of all updates they are
-    losses: Tensor | None  # (R,) on the CPU
-    keys: Tensor  # (R,) int64 on the CPU: a random stream of each client in this round
-
-
 class RobustAggregator(ABC):
-    """Aggregates the updates that are finite; the total is zero where too few of them are left."""
+    """Aggregates the updates that count; the total is zero where too few of them are left."""
 
     @property
     def linear(self) -> bool:
@@ -153,21 +183,19 @@ class RobustAggregator(ABC):
     def __call__(
         self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None, keys: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """The total (D,) of the finite ones among updates (K, D), zeros if they are too few; the state as it is."""
-        self._check(len(updates), losses)
-        rows, kept, good = finite_rows(updates, weights)
-        own = good.cpu()
-        streams = (torch.arange(len(updates)) if keys is None else keys.cpu())[own]
-        given = FiniteUpdates(rows, kept, good, None if losses is None else losses.double().cpu()[own], streams)
-        total = self._total(given) if len(rows) else None
-        return (torch.zeros_like(updates[0]) if total is None else total), state
+        """The total (D,) of those updates (K, D) that count, zeros if they are too few; the state as it is."""
+        given = counted(updates, weights, losses, keys)
+        if (clients := len(given.rows) + given.lost) > 0:
+            self._check(clients, losses)
+        total = self._total(given) if len(given.rows) else None
+        return (updates.new_zeros(updates.shape[1]) if total is None else total), state
 
     def _check(self, clients: int, losses: Tensor | None) -> None:  # noqa: B027 — most aggregators have nothing to refuse
         """Refuse what the aggregator cannot work with."""
 
     @abstractmethod
-    def _total(self, given: FiniteUpdates) -> Tensor | None:
-        """The total (D,) of one or more finite updates."""
+    def _total(self, given: Counted) -> Tensor | None:
+        """The total (D,) of one or more updates."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +209,7 @@ class Median(RobustAggregator):
     (tensor([2.]), tensor([100.]))
     """
 
-    def _total(self, given: FiniteUpdates) -> Tensor:
+    def _total(self, given: Counted) -> Tensor:
         return coordinate_median(given.rows, given.weights)
 
 
@@ -202,7 +230,7 @@ class TrimmedMean(RobustAggregator):
     def __post_init__(self) -> None:
         require_number("fraction", self.fraction, "[0, 0.5)", "It is cut at either end.")
 
-    def _total(self, given: FiniteUpdates) -> Tensor:
+    def _total(self, given: Counted) -> Tensor:
         return trimmed_mean(given.rows, given.weights, self.fraction)
 
 
@@ -211,7 +239,7 @@ class GeometricMedian(RobustAggregator):
     """The point with the smallest weighted sum of distances to the updates: robust while attackers hold less than half.
 
     Minimises Σ π_k ‖z − u_k‖ over z by z ← Σ β_k u_k / Σ β_k with β_k = π_k / max(‖z − u_k‖, ν), starting at the median of each
-    coordinate.
+    coordinate. With enough iterations the sum is within ν of the least one. A smaller ν needs more of them.
 
     Source: Pillutla, Kakade, Harchaoui 2022 (RFA), smoothed Weiszfeld iteration.
 
@@ -221,13 +249,13 @@ class GeometricMedian(RobustAggregator):
     """
 
     iterations: int = 50  # the most steps of the iteration
-    smoothing: float = 1e-3  # ν, the least distance, as a share of the median distance
+    smoothing: float = 1e-3  # ν, the least distance, as a share of the median distance; at least 1e-8, which rounding allows
 
     def __post_init__(self) -> None:
         require_integer("iterations", self.iterations, 1)
-        require_number("smoothing", self.smoothing, "(0, 1)", "It is a share of the median distance.")
+        require_number("smoothing", self.smoothing, "[1e-8, 1)", "It is a share of the median distance.")
 
-    def _total(self, given: FiniteUpdates) -> Tensor:
+    def _total(self, given: Counted) -> Tensor:
         rows, kept = given.rows, given.weights
         return geometric_median(rows, kept, iterations=self.iterations, smoothing=self.smoothing)
 
@@ -238,6 +266,8 @@ class AgainstAttackers(RobustAggregator):
 
     malicious: int = 1  # f, how many attackers the server expects in a round
 
+    needs_keys: ClassVar[bool] = True  # for ties
+
     def __post_init__(self) -> None:
         require_integer("malicious", self.malicious, 0)
 
@@ -245,9 +275,9 @@ class AgainstAttackers(RobustAggregator):
         text = f"is too large for {clients} clients with a weight: {rule}"
         require(clients >= needed, "malicious", text, self, "Lower it, take more clients per round, or widen the tail.")
 
-    def _still_expected(self, good: Tensor) -> int:
+    def _still_expected(self, given: Counted) -> int:
         """How many attackers are expected among the finite updates: those that sent NaN gave themselves away."""
-        return max(0, self.malicious - int((~good).sum()))
+        return max(0, self.malicious - given.lost)
 
 
 @dataclass(frozen=True)
@@ -270,16 +300,16 @@ class Krum(AgainstAttackers):
         needed = 2 * self.malicious + 3
         self._require_clients(clients, needed, f"Krum needs K ≥ 2f + 3 = {needed}")
 
-    def _total(self, given: FiniteUpdates) -> Tensor | None:
-        rows, kept = given.rows, given.weights
-        left = self._still_expected(given.good)
+    def _total(self, given: Counted) -> Tensor | None:
+        rows, left = given.rows, self._still_expected(given)
         if len(rows) < 3 + left:
             return None
-        return self._chosen(rows, kept, krum_scores(rows, left).argsort(stable=True)[: len(rows) - left])
+        order = ranked(krum_scores(rows, left), given.keys, rounding_of_squares(rows))
+        return self._chosen(given, order[: len(rows) - left])
 
-    def _chosen(self, rows: Tensor, kept: Tensor, best: Tensor) -> Tensor:
+    def _chosen(self, given: Counted, best: Tensor) -> Tensor:
         """The total of the rows with the best scores, whose places are `best`, best first."""
-        return rows[best[0]].clone()
+        return given.rows[best[0]].clone()
 
 
 @dataclass(frozen=True)
@@ -293,8 +323,8 @@ class MultiKrum(Krum):
     tensor([2.5000])
     """
 
-    def _chosen(self, rows: Tensor, kept: Tensor, best: Tensor) -> Tensor:
-        return weighted_mean(rows[best], kept[best] / kept[best].sum())
+    def _chosen(self, given: Counted, best: Tensor) -> Tensor:
+        return mean_of(given, best)
 
 
 @dataclass(frozen=True)
@@ -334,7 +364,7 @@ class NormClip(RobustAggregator):
             return clipped_mean(updates, weights, self.bound), state
         return super().__call__(updates, weights, losses=losses, state=state, keys=keys)
 
-    def _total(self, given: FiniteUpdates) -> Tensor:
+    def _total(self, given: Counted) -> Tensor:
         rows, kept = given.rows, given.weights
         return clipped_mean(rows, kept, float(weighted_quantile(update_norms(rows), kept, 0.5)))
 
@@ -354,13 +384,9 @@ class KNorm(AgainstAttackers):
     def _check(self, clients: int, losses: Tensor | None) -> None:
         self._require_clients(clients, self.malicious + 1, "k-norm must leave one")
 
-    def _total(self, given: FiniteUpdates) -> Tensor | None:
-        rows, kept = given.rows, given.weights
-        cut = self._still_expected(given.good)
-        if len(rows) <= cut:
-            return None
-        smallest = update_norms(rows).argsort(stable=True)[: len(rows) - cut]
-        return weighted_mean(rows[smallest], kept[smallest] / kept[smallest].sum())
+    def _total(self, given: Counted) -> Tensor | None:
+        kept = len(given.rows) - self._still_expected(given)
+        return mean_of(given, ranked(update_norms(given.rows), given.keys)[:kept]) if kept > 0 else None
 
 
 @dataclass(frozen=True)
@@ -387,11 +413,9 @@ class KLoss(AgainstAttackers):
         require(losses is not None, "losses", "must be given to k-loss", None)
         self._require_clients(clients, self.malicious + 1, "k-loss needs a (k + 1)-th loss")
 
-    def _total(self, given: FiniteUpdates) -> Tensor:
-        rows = given.rows
-        reported = cast(Tensor, given.losses)
-        rank = min(self._still_expected(given.good), len(rows) - 1)
-        return rows[int(reported.argsort(descending=True, stable=True)[rank])].clone()
+    def _total(self, given: Counted) -> Tensor:
+        rank = min(self._still_expected(given), len(given.rows) - 1)
+        return given.rows[ranked(-cast(Tensor, given.losses), given.keys)[rank]].clone()
 
 
 @dataclass(frozen=True)
@@ -414,7 +438,7 @@ class FedMGDA(RobustAggregator):
     def __post_init__(self) -> None:
         require_number("epsilon", self.epsilon, "[0, 1]")
 
-    def _total(self, given: FiniteUpdates) -> Tensor | None:
+    def _total(self, given: Counted) -> Tensor | None:
         rows, kept = given.rows, given.weights
         norms = update_norms(rows)
         moving = norms > 0

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from equipoise.aggregators.by_coordinate import column_blocks, coordinate_median
-from equipoise.aggregators.nearest import nearest_shares
-from equipoise.aggregators.robust import AgainstAttackers, FiniteUpdates, RobustAggregator, gram_matrix, squared_distances
+from equipoise.aggregators.order import levels, nearest_shares, ranked
+from equipoise.aggregators.robust import (
+    AgainstAttackers,
+    Counted,
+    RobustAggregator,
+    gram_matrix,
+    mean_of,
+    rounding_of_squares,
+    squared_distances,
+)
 from equipoise.aggregators.weighted_mean import weighted_mean
 from equipoise.core.rng import random_bits
 from equipoise.errors import require_integer, require_number
 
 _SQUARABLE = 1e100  # products and sums of larger numbers may be infinite
-_TIE = 1e-9  # scores that differ by less, relatively, are equal
+_TIE = 1e-9  # distances, eigenvalues and shares that differ by less are equal
 
 
 def mean_around(updates: Tensor, weights: Tensor, centre: Tensor, chosen: Tensor, mass: float) -> Tensor:
@@ -26,13 +33,13 @@ def mean_around(updates: Tensor, weights: Tensor, centre: Tensor, chosen: Tensor
     Distances that rounding alone tells apart are equal: two values on either side of the median may be as far from it.
     """
     rounding = max(_TIE, 8 * torch.finfo(updates.dtype).eps)
-    mean, weights, chosen = torch.empty_like(updates[0]), weights.double(), chosen.double()
+    mean, weights = torch.empty_like(updates[0]), weights.double()
     for columns, rows in column_blocks(updates):
         values = rows.double()
         middle = centre[columns].double().unsqueeze(1)
         distances = (values - middle).abs()
         tie = rounding * (middle.abs() + distances)  # of each value its own: a huge one does not make others equal
-        part = nearest_shares(distances, chosen, mass, tie) / chosen  # (B, K), between 0 and 1
+        part = nearest_shares(distances, chosen, mass, tie) / chosen.double()  # (B, K), between 0 and 1
         mean[columns] = (torch.linalg.vecdot(part * weights, values) / (part * weights).sum(1)).to(updates.dtype)
     return mean
 
@@ -56,7 +63,7 @@ class MeaMed(RobustAggregator):
     def __post_init__(self) -> None:
         require_number("share", self.share, "[0, 0.5)", "It is the weight of attackers.")
 
-    def _total(self, given: FiniteUpdates) -> Tensor:
+    def _total(self, given: Counted) -> Tensor:
         rows, kept = given.rows, given.weights
         return mean_around(rows, kept, coordinate_median(rows, kept), kept, 1.0 - self.share)
 
@@ -69,18 +76,17 @@ def bulyan_selection(rows: Tensor, keys: Tensor, malicious: int) -> list[int]:
     """
     squares = squared_distances(rows).nan_to_num(torch.inf, torch.inf).fill_diagonal_(torch.inf)  # oneself is no neighbour
     left, chosen = list(range(len(rows))), list[int]()
-    even = torch.ones(len(rows), dtype=torch.float64, device=rows.device)
+    even, slack = torch.ones(len(rows), dtype=torch.float64, device=rows.device), rounding_of_squares(rows)
     while len(chosen) < len(rows) - 2 * malicious:
         among = torch.tensor(left, device=rows.device)
         nearest = squares[among][:, among].sort(dim=1).values[:, : max(1, len(left) - malicious - 2)]
         scores = nearest.sum(1) if len(left) > 1 else torch.zeros(1)
-        best = [i for i, score in enumerate(scores.tolist()) if score <= float(scores.min()) * (1 + _TIE)] or [0]
+        best = (levels(scores, slack[among]) == 0).nonzero().flatten()
         if len(best) > 1:
             median = coordinate_median(rows[among], even[: len(left)] / len(left)).double()
-            away = {i: float((rows[left[i]].double() - median).norm()) for i in best}
-            least = min(away.values()) * (1 + _TIE)
-            best = sorted((i for i in best if away[i] <= least), key=lambda i: int(keys[left[i]]))
-        chosen.append(left.pop(best[0]))
+            tied = among.cpu()[best]
+            best = best[ranked((rows[tied].double() - median).norm(dim=1), keys[tied])]
+        chosen.append(left.pop(int(best[0])))
     return chosen
 
 
@@ -100,14 +106,12 @@ class Bulyan(AgainstAttackers):
     tensor([4.])
     """
 
-    needs_keys: ClassVar[bool] = True
-
     def _check(self, clients: int, losses: Tensor | None) -> None:
         needed = 4 * self.malicious + 3
         self._require_clients(clients, needed, f"Bulyan needs K ≥ 4f + 3 = {needed}")
 
-    def _total(self, given: FiniteUpdates) -> Tensor | None:
-        malicious = self._still_expected(given.good)
+    def _total(self, given: Counted) -> Tensor | None:
+        malicious = self._still_expected(given)
         if len(given.rows) < 4 * malicious + 3:
             return None
         chosen = torch.tensor(bulyan_selection(given.rows, given.keys, malicious), device=given.rows.device)
@@ -135,8 +139,6 @@ class DnC(AgainstAttackers):
     repeats: int = 1  # how often a direction is computed
     coordinates: int | None = 10_000  # how many coordinates it is computed from; None: all
 
-    needs_keys: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         require_integer("repeats", self.repeats, 1)
@@ -146,8 +148,8 @@ class DnC(AgainstAttackers):
     def _check(self, clients: int, losses: Tensor | None) -> None:
         self._require_clients(clients, self.malicious + 1, "divide and conquer must leave one")
 
-    def _total(self, given: FiniteUpdates) -> Tensor | None:
-        rows, malicious = given.rows, self._still_expected(given.good)
+    def _total(self, given: Counted) -> Tensor | None:
+        rows, malicious = given.rows, self._still_expected(given)
         if len(rows) <= malicious:
             return None
         dropped = torch.zeros(len(rows), dtype=torch.int64)
@@ -161,10 +163,7 @@ class DnC(AgainstAttackers):
             if (largest := float(part.abs().max())) > _SQUARABLE:
                 part = part / largest  # the direction stays, and squares are finite
             gram = gram_matrix(part, weighted_mean(part, given.weights))
-            vectors = torch.linalg.eigh(gram.cpu()).eigenvectors
-            scores = vectors[:, -1].square().div(_TIE).round()  # equal updates have equal scores up to rounding
-            order = given.keys.argsort(stable=True)  # ties go by key
-            farthest = order[scores[order].argsort(descending=True, stable=True)[:malicious]]
-            dropped[farthest] += 1
-        kept = given.weights * (dropped == dropped.min()).to(given.weights)
-        return weighted_mean(rows, kept / kept.sum())
+            values, vectors = torch.linalg.eigh(gram.cpu())
+            main = vectors[:, values >= values[-1] * (1 - _TIE)]  # mostly one; of several none is the main direction alone
+            dropped[ranked(-main.square().sum(1), given.keys, _TIE)[:malicious]] += 1
+        return mean_of(given, (dropped == dropped.min()).nonzero().flatten())

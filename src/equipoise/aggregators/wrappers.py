@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from equipoise.aggregators.nearest import nearest_shares
-from equipoise.aggregators.robust import finite_rows, squared_distances
+from equipoise.aggregators.by_coordinate import column_blocks
+from equipoise.aggregators.order import nearest_shares
+from equipoise.aggregators.robust import Counted, counted, rounding_of_squares, squared_distances
 from equipoise.core.abilities import is_part, read
 from equipoise.core.rng import random_bits
 from equipoise.errors import InvalidParameter, require_integer, require_kind, require_number
@@ -21,27 +23,34 @@ def mixed_with_nearest(updates: Tensor, weights: Tensor, share: float) -> Tensor
     """y_k, the weighted mean of the updates nearest u_k (itself first) up to a weight of 1 − share: (K, D)."""
     squares = squared_distances(updates).nan_to_num(math.inf, math.inf)
     squares.fill_diagonal_(-1.0)  # itself first
-    sizes = updates.double().square().sum(1)
-    tie = 1e-12 * torch.where(torch.isfinite(sizes), sizes, 0.0).unsqueeze(1)
-    shares = nearest_shares(squares, weights, 1.0 - share, tie)
-    return (shares / shares.sum(1, keepdim=True)).to(updates) @ updates
+    shares = nearest_shares(squares, weights, 1.0 - share, rounding_of_squares(updates).unsqueeze(1))
+    return means_by(shares, updates)
+
+
+def means_by(shares: Tensor, updates: Tensor) -> Tensor:
+    """The means of updates (K, D) under each row of shares (M, K), (M, D).
+
+    Sums are in float64, some coordinates at a time: means that are equal come out equal, whatever the order of clients.
+    """
+    means, shares = updates.new_empty(len(shares), updates.shape[1]), shares.double() / shares.sum(1, keepdim=True)
+    for columns, rows in column_blocks(updates):
+        means[:, columns] = (shares @ rows.double().t()).to(updates.dtype)
+    return means
 
 
 @dataclass(frozen=True)
-class _Wrapper:
+class _Wrapper(ABC):
     """An aggregator of what is made of the finite updates."""
 
     aggregator: Aggregator  # what combines the mixed updates
+
+    linear: ClassVar[bool] = False
+    needs_keys: ClassVar[bool] = True  # for buckets, and for the aggregator inside
 
     def __post_init__(self) -> None:
         require_kind("aggregator", "aggregator", self.aggregator)
         if not is_part(self.aggregator, "__call__", "linear"):
             raise InvalidParameter("aggregator", "must be an aggregator", self.aggregator, "E.g. aggregators.Median().")
-
-    @property
-    def linear(self) -> bool:
-        """Each update is mixed with others, so totals over chunks of a cohort do not add up."""
-        return False
 
     @property
     def needs_losses(self) -> bool:
@@ -53,12 +62,20 @@ class _Wrapper:
         """Whether the aggregator inside remembers the total of the round before."""
         return read(AggregatorTraits, self.aggregator).keeps_total
 
-    def _inner(
-        self, updates: Tensor, weights: Tensor, losses: Tensor | None, state: Any, keys: Tensor | None
+    def __call__(
+        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None, keys: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """What the aggregator inside makes of these updates."""
-        given = {"keys": keys} if read(AggregatorTraits, self.aggregator).needs_keys else {}
-        return self.aggregator(updates, weights, losses=losses, state=state, **given)
+        """The total (D,) of what is made of the updates; zeros if no update counts."""
+        given = counted(updates, weights, losses, keys)
+        if len(given.rows) == 0:
+            return updates.new_zeros(updates.shape[1]), state
+        mixed = self._mixed(given)
+        more = {"keys": mixed.streams} if read(AggregatorTraits, self.aggregator).needs_keys else {}
+        return self.aggregator(mixed.rows, mixed.weights, losses=mixed.losses, state=state, **more)
+
+    @abstractmethod
+    def _mixed(self, given: Counted) -> Counted:
+        """What the aggregator inside gets in the place of one or more updates."""
 
 
 @dataclass(frozen=True)
@@ -84,21 +101,8 @@ class NNM(_Wrapper):
         super().__post_init__()
         require_number("share", self.share, "[0, 0.5)", "It is the weight of attackers.")
 
-    @property
-    def needs_keys(self) -> bool:
-        """Whether the aggregator inside asks for random streams of the clients."""
-        return read(AggregatorTraits, self.aggregator).needs_keys
-
-    def __call__(
-        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None, keys: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
-        """The total (D,) of the mixed updates; zeros if no update is finite."""
-        rows, kept, good = finite_rows(updates, weights)
-        if len(rows) == 0:
-            return torch.zeros_like(updates[0]), state
-        mixed = mixed_with_nearest(rows, kept, self.share)
-        losses, keys = (None if each is None else each[good.to(each.device)] for each in (losses, keys))
-        return self._inner(mixed, kept, losses, state, keys)
+    def _mixed(self, given: Counted) -> Counted:
+        return given._replace(rows=mixed_with_nearest(given.rows, given.weights, self.share), streams=given.keys)
 
 
 @dataclass(frozen=True)
@@ -120,29 +124,15 @@ class Bucketing(_Wrapper):
     aggregator: Aggregator  # what combines the means of the buckets
     size: int = 2  # clients in a bucket
 
-    needs_keys: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         require_integer("size", self.size, 1)
 
-    def __call__(
-        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None, keys: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
-        """The total (D,) of the buckets' means; zeros if no update is finite."""
-        rows, kept, good = finite_rows(updates, weights)
-        if len(rows) == 0:
-            return torch.zeros_like(updates[0]), state
-        if keys is None:
-            keys = torch.arange(len(updates))
-        keys = keys.cpu()[good.cpu()]
-        order = random_bits(keys, 0, 1)[:, 0].argsort(stable=True)
-        bucket = torch.empty(len(rows), dtype=torch.int64)
-        bucket[order] = torch.arange(len(rows)) // self.size
-        member = torch.nn.functional.one_hot(bucket).t().to(kept)  # (buckets, K)
-        shares = member * kept
-        masses = shares.sum(1)
-        shares = shares / masses.unsqueeze(1)
+    def _mixed(self, given: Counted) -> Counted:
+        order = random_bits(given.keys, 0, 1)[:, 0].argsort(stable=True)
+        member = torch.nn.functional.one_hot(order.argsort() // self.size).t().to(given.weights)
+        shares, rows, losses = member * given.weights, given.rows, given.losses  # (buckets, K)
         if losses is not None:
-            losses = shares @ losses.double().to(kept.device)[good.to(kept.device)]
-        return self._inner(shares.to(rows) @ rows, masses, losses, state, keys[order][:: self.size])
+            losses = means_by(shares, losses.double().to(rows.device).unsqueeze(1))[:, 0]
+        first = given.keys[order][:: self.size]
+        return given._replace(rows=means_by(shares, rows), weights=shares.sum(1), losses=losses, streams=first)

@@ -76,11 +76,6 @@ class Backdoor:
         good = self.leaf is None or isinstance(self.leaf, str)
         require(good, "leaf", "must be the name of an input, or None for inputs without names", self.leaf)
 
-    @property
-    def rule_in_checkpoints(self) -> str:
-        """What checkpoints say of the boost: without a number it was once that of the clients in the round."""
-        return "boosts by one over the client's weight" if self.boost is None else ""
-
     def poison(self, clients: ClientSet, chosen: tuple[str, ...], classes: int) -> ClientSet:
         """The training clients, with marked and relabelled examples of the chosen ones.
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import rng
-from equipoise.core.abilities import attack_traits, is_part
+from equipoise.core.abilities import attack_traits, is_of_user, is_part
 from equipoise.core.carried import mean_carried
 from equipoise.core.trees import map_tree
 from equipoise.core.update_checks import as_local_work
@@ -112,7 +112,8 @@ def corrupted(
     """Updates (k, D) of the clients at positions (k,) as they arrive: those of malicious clients as the attack makes them.
 
     `shares` (k,) are the clients' weights in the aggregate. An attack that sees all updates of a round waits until it is given
-    the `whole_cohort`. What arrives in another length or shape is no update: it becomes NaN, which the round rejects and names.
+    the `whole_cohort`; another one of the user's own is asked client by client. What arrives in another length or shape is no
+    update: it becomes NaN, which the round rejects and names.
     """
     traits = attack_traits(data.attack)
     corrupt = traits.corrupt if data.malicious else None
@@ -124,11 +125,14 @@ def corrupted(
     honest, names = (None, None)
     if traits.omniscient:
         honest, names = updates[~bad], data.train.keys[clients.to(data.train.keys.device)].cpu()[~bad.cpu()]
+    own, streams = updates[bad], keys[bad.to(keys.device)]
     weights = None if shares is None else shares[bad.to(shares.device)]
-    sent = corrupt(Sent(updates[bad], keys[bad.to(keys.device)], cohort, honest, names, weights))
-    good = isinstance(sent, Tensor) and sent.shape == updates[bad].shape
+    alone = is_of_user(data.attack) and not traits.omniscient  # then a client sees no update but its own
+    parts = [slice(k, k + 1) for k in range(len(own))] if alone else [slice(None)]
+    sent = [corrupt(Sent(own[k], streams[k], cohort, honest, names, None if weights is None else weights[k])) for k in parts]
+    good = all(isinstance(each, Tensor) and each.shape == own[k].shape for each, k in zip(sent, parts, strict=True))
     changed = updates.clone()
-    changed[bad] = sent.to(updates) if good else math.nan
+    changed[bad] = torch.cat(sent).to(updates) if good else math.nan
     return changed
 
 

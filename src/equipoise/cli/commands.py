@@ -7,14 +7,13 @@ on stderr and exit code 2, never in a stack trace; Ctrl-C exits with 130.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
+from click import UsageError
 from typer import Argument, Option
 from typer.core import TyperGroup
 
@@ -23,33 +22,28 @@ from equipoise.cli.flower_commands import app as flower_app
 from equipoise.cli.output_files import Overwrite, refuse_taken_file
 from equipoise.cli.privacy_commands import app as privacy_app
 from equipoise.cli.termination import Terminated, end_by_sigterm, raising_terminated
+from equipoise.core.screen import Screen, say
 from equipoise.core.version import VERSION
+from equipoise.core.words import message, printable, traceback_text
 from equipoise.errors import ConfigError, EquipoiseError, EquipoiseNotice, unknown_name
 from equipoise.experiment import catalog
 from equipoise.experiment.named_settings import naming_settings
 
 
-def _print_error(message: str, style: str = "red") -> None:
+def _print_error(text: str, style: str = "red") -> None:
     """Print a message to stderr."""
-    Console(stderr=True).print(Text(message, style=style), soft_wrap=True)
-
-
-def _print_files(console: Console, files: Iterable[Path]) -> None:
-    """Print the paths of files that were written, one per line."""
-    for file in files:
-        console.print(Text(str(file)), soft_wrap=True)
+    Screen(stderr=True).print(message(text), style=style, soft_wrap=True)
 
 
 @contextmanager
 def _notices() -> Iterator[None]:
     """Print notices of the library as one line each, without the line of code that Python adds."""
-    shown = warnings.showwarning
 
-    def show(message: Warning | str, category: type[Warning], *rest: Any, **options: Any) -> None:
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **_: Any) -> None:
         if issubclass(category, EquipoiseNotice):
             _print_error(f"Note: {message}", "yellow")
         else:
-            shown(message, category, *rest, **options)
+            _print_error(warnings.formatwarning(message, category, *rest[:2]).rstrip(), "")
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", EquipoiseNotice)
@@ -87,6 +81,9 @@ class ClearErrors(TyperGroup):
         except (EquipoiseError, OSError) as failure:
             _print_error(" ".join([f"Error: {_said(failure)}", *vars(failure).get("__notes__", ())]))
             raise typer.Exit(2) from failure
+        except UsageError as failure:
+            failure.message = printable(failure.message)
+            raise
         except KeyboardInterrupt as failure:
             how = "SIGTERM" if isinstance(failure, Terminated) else "Ctrl-C"
             _print_error(" ".join([f"Stopped by {how}.", *vars(failure).get("__notes__", ())]), "yellow")
@@ -100,7 +97,6 @@ app = typer.Typer(
     help="Federated learning for clients that are not average.",
     no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_show_locals=False,
 )
 data_app = typer.Typer(help="Data sets that a configuration can name, and stores on disk.", no_args_is_help=True)
 data_app.command("convert")(store_commands.convert)
@@ -122,7 +118,7 @@ RayAddress = Annotated[
 def _print_version(requested: bool) -> None:
     """Print the version and exit, if the option --version was given."""
     if requested:
-        typer.echo(f"equipoise {VERSION}")
+        say(f"equipoise {VERSION}")
         raise typer.Exit
 
 
@@ -144,7 +140,7 @@ def demo(
     from equipoise.cli.demo import run_demo
 
     try:
-        run_demo(out, seeds=seeds, rounds=rounds, console=Console())
+        run_demo(out, seeds=seeds, rounds=rounds, console=Screen())
     except KeyboardInterrupt:
         raise KeyboardInterrupt from None  # without notes, which are for those who call compare themselves
 
@@ -194,7 +190,7 @@ def run(
         with naming_settings(config, settings or ()):
             checked = RunConfig.read(config, settings or (), code="run", trust=trust)
         if explain:
-            Console().print(Text(build(checked).explain()), soft_wrap=True)
+            say(*build(checked).explain().split("\n"))
             return
         path = out or folder.free_folder(config, checked)
         folder.refuse_taken(path)  # before data are read, which may take long
@@ -207,7 +203,6 @@ def run(
     experiment = build(checked)
     if resume is None:
         run_folder = folder.claim(path)
-    console = Console()
     result = folder.run(experiment, run_folder, observers=observers)
     if isinstance(result, Result):
         from equipoise.cli.listing import summary_text, worst_lines
@@ -215,17 +210,16 @@ def run(
         if at_least:
             result = result.judged_by(at_least=at_least)
             result.report(run_folder.report)
-        console.print(Text("\n".join([summary_text(result, run_folder.path), "", *worst_lines(result)])), soft_wrap=True)
+        say(*summary_text(result, run_folder.path).split("\n"), "", *worst_lines(result))
+        if result.epsilon is not None:
+            say(result.epsilon, *str(result.privacy).split("\n"))
     else:
-        console.print(Text(str(result.summary())), soft_wrap=True)
-    if isinstance(result, Result) and result.epsilon is not None:
-        console.print(Text(str(result.epsilon)), soft_wrap=True)
-        console.print(Text(str(result.privacy)), soft_wrap=True)
-    console.print()
+        say(*result.summary().split("\n"))
+    say("")
     members = sorted(run_folder.path.glob("members/*")), run_folder.path / "family.json"
     files = run_folder.report, run_folder.clients, run_folder.model, run_folder.onnx, run_folder.personal
     others = run_folder.personal_ids, run_folder.rounds, run_folder.config, *members[0], members[1]
-    _print_files(console, filter(Path.exists, (*files, *others)))
+    say(*filter(Path.exists, (*files, *others)))
 
 
 @app.command()
@@ -252,7 +246,7 @@ def compare(
     refuse_run_folder(folder)
     with naming_settings(config, settings or ()):
         runs = read_study(config, settings or (), out=folder, trust=trust)
-    console = Console()
+    console = Screen()
     with _resumable():
         prepare(runs)
         with raising_terminated():
@@ -264,14 +258,11 @@ def compare(
             plain = not console.is_terminal  # bold is not seen in a pipe
             for table in (listing.comparison_table(records, plain=plain), *listing.metric_tables(records)):
                 listing.print_whole(console, table)
-            for line in (*listing.difference_lines(records), *listing.subgroups_below(records)):
-                console.print(Text(line), soft_wrap=True)
+            say(*listing.difference_lines(records), *listing.subgroups_below(records))
             for table in listing.validation_table(records, plain=plain):
                 console.print()
                 listing.print_whole(console, table)
-            if said := words_below(folder, group_data(folder)):
-                console.print(Text(said), soft_wrap=True)
-            _print_files(console, [write_report(records, folder / "report.html")])
+            say(*filter(None, [words_below(folder, group_data(folder))]), write_report(records, folder / "report.html"))
     failed = [job for job in jobs if job.status == "failed"]
     for job in failed:
         _print_error(f"Failed: {job.run.method}, seed {job.run.seed}: {job.message} See {job.folder.log}.")
@@ -298,7 +289,7 @@ def tune(
     with naming_settings(config, settings or ()):
         search = read_search(config, settings or (), trust=trust)
     with _resumable(), raising_terminated():
-        results = run_search(search, folder, workers=workers, console=Console(), ray=ray)
+        results = run_search(search, folder, workers=workers, console=Screen(), ray=ray)
     for result in results:
         if result.criterion is None:
             _print_error(f"Failed: {trial_name(result.values)}: {result.message}")
@@ -329,15 +320,14 @@ def report(
         raise ConfigError("--format is of the figures, which --figures DIR writes. Add --figures DIR.")
     refuse_taken_file(out, "--out", overwrite=overwrite, pages=True)
     refuse_taken_file(table, "--table", overwrite=overwrite)
-    console = Console()
     found = [record for path in finished_runs(folders) for record in read_records(path)]
     records = [record.judged_by(at_least=at_least) for record in found]
     knob = family_knob(folders[0], records) if len(folders) == 1 else None
-    _print_files(console, [write_report(records, out, knob=knob, title=title)])
+    say(write_report(records, out, knob=knob, title=title))
     if figures is not None:
-        _print_files(console, export_figures(records, figures, kinds))
+        say(*export_figures(records, figures, kinds))
     if table is not None:
-        _print_files(console, [write_table(records, table)])
+        say(write_table(records, table))
 
 
 @app.command()
@@ -360,12 +350,12 @@ def reproduce(
     from equipoise import reproduce as published
 
     if list_entries or name is None:
-        typer.echo(published.listing())
+        say(*published.listing().split("\n"))
         return
     with _resumable():
         published.reproduce(
             name, data=data, scale=scale, seeds=seeds, out=out, device=device, methods=methods, tune=tune, show=show,
-            minutes=minutes, precision=precision, ray=ray, say=typer.echo,
+            minutes=minutes, precision=precision, ray=ray, say=lambda text: say(*text.split("\n")),
         )  # fmt: skip
 
 
@@ -391,7 +381,7 @@ def plan(
     found = plan_run(
         experiment, nodes=nodes, cpus_per_node=cpus_per_node, gpus_per_node=gpus_per_node, gbit=gbit, faster=faster
     )
-    Console().print(Text("\n".join(found.lines())), soft_wrap=True)
+    say(*found.lines())
 
 
 @app.command()
@@ -403,10 +393,9 @@ def methods(
 
     if kind is not None and kind not in catalog.kinds():
         raise ConfigError(unknown_name("kind", kind, catalog.kinds()))
-    console = Console()
-    show_methods(console, catalog.kinds() if kind is None else (kind,))
+    show_methods(Screen(), catalog.kinds() if kind is None else (kind,))
     if kind is None:
-        show_functions(console)
+        show_functions(Screen())
 
 
 @data_app.command("list")
@@ -414,7 +403,7 @@ def data_list() -> None:
     """List the data sets, and which of them need files."""
     from equipoise.cli.listing import show_data_list
 
-    show_data_list(Console())
+    show_data_list(Screen())
 
 
 @data_app.command("show")
@@ -424,20 +413,20 @@ def data_show(
     folder: Annotated[Path | None, Option(help="The folder that holds the files of a data set that needs some.")] = None,
 ) -> None:
     """Show a data set: clients per split, examples, sizes, classes, shape; of a table, or a run on one, also its schema."""
-    from equipoise.cli.listing import show_data, show_schema
+    from equipoise.cli.listing import show_data
     from equipoise.experiment.config_tables import override
     from equipoise.experiment.part_config import check_part
 
     table = override({}, settings or ())
     if store_commands.is_store(name):
-        show_data(Console(), store_commands.opened(name, table))
+        show_data(Screen(), store_commands.opened(name, table))
         return
     if (schema := store_commands.schema_of_run(name)) is not None:
-        show_schema(Console(), schema)
+        say(*schema.describe().split("\n"))
         return
     if folder is not None:
         table["folder"] = str(folder)
-    show_data(Console(), check_part("data", {**table, "name": name}, "data").make("data"))
+    show_data(Screen(), check_part("data", {**table, "name": name}, "data").make("data"))
 
 
 serve_commands.add_to(app)
@@ -445,4 +434,8 @@ serve_commands.add_to(app)
 
 def main() -> None:
     """The entry point of the `equipoise` command."""
-    app()
+    try:
+        app()
+    except Exception as failure:
+        say(*traceback_text(failure).split("\n"), err=True)
+        raise SystemExit(1) from None

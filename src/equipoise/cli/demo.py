@@ -17,7 +17,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
@@ -26,6 +25,7 @@ import equipoise as eq
 from equipoise.cli.listing import spread_text
 from equipoise.compare import Comparison
 from equipoise.core.files import write_atomically
+from equipoise.core.screen import Screen
 from equipoise.engines.simulator.workers import one_thread
 from equipoise.observers import Run
 from equipoise.report.data.over_seeds import FIGURES
@@ -45,7 +45,7 @@ def demo_methods() -> dict[str, eq.Algorithm]:
 
 
 def run_demo(
-    out: Path, *, seeds: int = 5, rounds: int | None = None, console: Console | None = None, **data_options: Any
+    out: Path, *, seeds: int = 5, rounds: int | None = None, console: Screen | None = None, **data_options: Any
 ) -> Comparison:
     """Train the methods, print their errors as a table and in words, and write report.html, histogram.png and table.csv.
 
@@ -53,7 +53,7 @@ def run_demo(
 
     `data_options` go to `eq.data.label_shift`, e.g. fewer clients.
     """
-    console = console or Console()
+    console = console or Screen()
     rounds = ROUNDS if rounds is None else rounds
     write_atomically(out / "table.csv", b"")  # an unwritable folder fails now, not after a minute of work
     # One data set per seed, made once for all methods.
@@ -72,16 +72,16 @@ def run_demo(
         )  # fmt: skip
     console.print(result_table(comparison))
     console.print(Text(in_words(comparison) + "\n"))
-    for path in write_files(comparison, out):
-        console.print(Text(str(path)), soft_wrap=True)
+    console.say(*write_files(comparison, out))
     clients = min(CLIENTS_PER_ROUND, len(first.train))
     with one_thread():
         family = eq.train_family(
             eq.models.Softmax(first.features, first.classes), first, demo_methods()["FedAvg"], tails=TAILS, rounds=rounds,
             clients_per_round=clients, progress=False,
         )  # fmt: skip
-    console.print(Text(str(family.publish(out / "family"))), soft_wrap=True)
-    console.print(Text(f"\nTurn the knob between average and tail in a browser: {serve_command(out)}"), soft_wrap=True)
+    console.say(
+        family.publish(out / "family"), "", f"Turn the knob between average and tail in a browser: {serve_command(out)}"
+    )
     return comparison
 
 
@@ -95,7 +95,7 @@ def serve_command(out: Path) -> str:
 class ProgressOverRuns(Observer):
     """An observer that shows one progress bar over all methods and seeds."""
 
-    def __init__(self, console: Console, *, total: int, seeds: int) -> None:
+    def __init__(self, console: Screen, *, total: int, seeds: int) -> None:
         self._seeds = seeds
         self._bar = Progress(console=console)
         self._task = self._bar.add_task("", total=total)

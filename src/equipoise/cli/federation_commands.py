@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from equipoise.cli.serve_commands import AllowHost, Token
+from equipoise.core.screen import say
+
 if TYPE_CHECKING:
     from equipoise.engines.flower.flower_internals import Registry
     from equipoise.engines.flower.operate.kits import Kit
@@ -52,8 +55,7 @@ def authority(
     _require_flower()
     from equipoise.engines.flower.operate.kits import OperatorFolder
 
-    for line in OperatorFolder(folder).set_up(host or (), port, renew=renew):
-        typer.echo(line)
+    say(*OperatorFolder(folder).set_up(host or (), port, renew=renew))
 
 
 @app.command()
@@ -71,17 +73,16 @@ def site(
     for name in names:
         if retire:
             place.retire(name)
-            typer.echo(f'{name} is off the list. Runs with nodes="nodes.toml" ask it nothing from their next round on.')
-            typer.echo(f"To end its connection: equipoise flower unregister {name}")
+            say(f'{name} is off the list. Runs with nodes="nodes.toml" ask it nothing from their next round on.')
+            say(f"To end its connection: equipoise flower unregister {name}")
             continue
         kit = place.make_kit(name, renew=renew)
         whose = "" if (kit / "node.key").exists() else "the site has its key itself; "
-        typer.echo(f"{kit}  ({whose}let it in: equipoise flower register {name})")
-        for doubt in place.doubts(name):
-            typer.echo(f"WARNING: {doubt}", err=True)
+        say(f"{kit}  ({whose}let it in: equipoise flower register {name})")
+        say(*(f"WARNING: {doubt}" for doubt in place.doubts(name)), err=True)
         if renew:
-            typer.echo('The old key is off the list. Runs with nodes="nodes.toml" ask it nothing from their next round on.')
-            typer.echo(f"To end its connection: equipoise flower unregister {name}")
+            say('The old key is off the list. Runs with nodes="nodes.toml" ask it nothing from their next round on.')
+            say(f"To end its connection: equipoise flower unregister {name}")
 
 
 def _flower_home(folder: Path) -> dict[str, str]:
@@ -99,7 +100,7 @@ def _registry(folder: Path) -> Registry:
 
     _ = OperatorFolder(folder).settings  # refuses a folder that has no SuperLink
     registry = Registry("federation")
-    await_superlink(registry, tell=lambda text: typer.echo(text, err=True))
+    await_superlink(registry, tell=lambda text: say(text, err=True))
     return registry
 
 
@@ -113,7 +114,7 @@ def nodes(
     from equipoise.engines.flower.operate.registered_nodes import list_nodes, plain, table_of
 
     found = list_nodes(folder, registry)
-    typer.echo(json.dumps(plain(found), indent=1) if as_json else "\n".join(table_of(found)))
+    say(*(json.dumps(plain(found), indent=1).split("\n") if as_json else table_of(found)))
 
 
 @app.command()
@@ -123,7 +124,7 @@ def register(names: SiteNames, folder: Folder = Path()) -> None:
     from equipoise.engines.flower.operate.registered_nodes import register as let_in
 
     for name, (node, new) in let_in(folder, names, registry).items():
-        typer.echo(f"{name} is {'let in now' if new else 'let in already'}. Flower's id: {node}")
+        say(f"{name} is {'let in now' if new else 'let in already'}. Flower's id: {node}")
 
 
 @app.command()
@@ -133,7 +134,7 @@ def unregister(names: SiteNames, folder: Folder = Path()) -> None:
     from equipoise.engines.flower.operate.registered_nodes import unregister as let_out
 
     for name, ids in let_out(folder, names, registry).items():
-        typer.echo(f"{name}: let in no longer: {', '.join(map(str, ids))}")
+        say(f"{name}: let in no longer: {', '.join(map(str, ids))}")
 
 
 @app.command()
@@ -150,8 +151,7 @@ def superlink(
 
     place = OperatorFolder(folder)
     certificates = place.authority
-    for line in certificates.prepare([*place.settings["hosts"], "localhost", "127.0.0.1"]):
-        typer.echo(line)
+    say(*certificates.prepare([*place.settings["hosts"], "localhost", "127.0.0.1"]))
     os.umask(0o077)
     database = folder / "superlink.db"
     database.touch(mode=0o600)
@@ -172,21 +172,12 @@ def superlink(
 
 
 def _show(command: list[str], environment: dict[str, str], folder: Path) -> int:
-    """Run a command and show what it says; where that goes into a file, without the codes that colour a terminal."""
-    if sys.stdout.isatty():
-        return subprocess.run(command, env=environment, cwd=folder, check=False).returncode
+    """Run a command and show what it says, without the codes that colour a terminal."""
     with subprocess.Popen(
-        command,
-        env=environment,
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
+        command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as process:
         for line in process.stdout or ():
-            sys.stdout.write(COLOURS.sub("", line))
-            sys.stdout.flush()
+            say(COLOURS.sub("", line.rstrip("\n")))
     return process.returncode
 
 
@@ -214,7 +205,7 @@ def run(
         try:
             return {str(each["run-id"]): str(each["status"]) for each in read_runs(done.stdout)}
         except (ValueError, KeyError, TypeError):
-            typer.echo(silent_superlink(done.stdout, done.stderr), err=True)
+            say(silent_superlink(done.stdout, done.stderr), err=True)
             raise typer.Exit(2) from None
 
     before = listed()
@@ -223,7 +214,7 @@ def run(
     new = {name: state for name, state in listed().items() if name not in before}
     good = code == 0 and bool(new) and all(state == "finished:completed" for state in new.values())
     if not good:
-        typer.echo(f"The run has not completed: {', '.join(new.values()) or 'it was not begun'}.", err=True)
+        say(f"The run has not completed: {', '.join(new.values()) or 'it was not begun'}.", err=True)
     raise typer.Exit(0 if good else code or 1)
 
 
@@ -250,12 +241,12 @@ def check(
     findings = all_findings(use_kit(kit))
     code, verdict = verdict_of(findings)
     if as_json:
-        typer.echo(json.dumps({"ready": code == 0, "findings": plain(findings)}, indent=1))
+        say(*json.dumps({"ready": code == 0, "findings": plain(findings)}, indent=1).split("\n"))
     else:
         for finding in findings:
             mark = {"good": "ok     ", "warning": "WARNING", "fault": "FAULT  ", "skipped": "-      "}[finding.verdict]
-            typer.echo(f"{mark}  {finding.what}: {finding.text}")
-        typer.echo(verdict)
+            say(f"{mark}  {finding.what}: {finding.text}")
+        say(verdict)
     raise typer.Exit(code)
 
 
@@ -264,24 +255,27 @@ def status(
     folder: RunArgument,
     as_json: Annotated[bool, Option("--json", help="Print the status as JSON.")] = False,
     serve: Annotated[int | None, Option("--serve", metavar="PORT", help="Serve it as a page, and /metrics.")] = None,
-    host: Annotated[str, Option(help="Where to serve it.")] = "127.0.0.1",
+    host: Annotated[str, Option(help="Where to serve it; beyond this machine a token is asked for.")] = "127.0.0.1",
+    token: Token = None,
+    allow_host: AllowHost = None,
 ) -> None:
     """Show nodes, rounds, faults and alerts of a run.
 
     Exit codes: 0 good, 1 failed, 2 the server is gone, 3 stopped, 4 alerts.
     """
     _require_flower()
-    from equipoise.engines.flower.operate.run_view import RunView, serve_status
+    from equipoise.engines.flower.operate.run_view import RunView
 
     view = RunView(folder)
     if serve is not None:
-        server = serve_status(view, host, serve)
-        typer.echo(f"http://{host}:{server.server_port}/ and /metrics")
-        sys.stdout.flush()  # it may be redirected, and the server goes on for days
-        server.serve_forever()
+        from equipoise.serve.run_server import ServerOptions, run_app
+        from equipoise.serve.status_server import status_app
+
+        options = ServerOptions(host, serve, token, tuple(allow_host or ()))
+        run_app(lambda access: status_app(view, access), options, f"The status of {folder}", say)
         return
     about = view.read()
-    typer.echo(json.dumps(about, indent=1) if as_json else "\n".join(view.lines()))
+    say(*(json.dumps(about, indent=1).split("\n") if as_json else view.lines()))
     raise typer.Exit(int(about["exit_code"]))
 
 
@@ -292,7 +286,7 @@ def _order(folder: Path, said: str, *, state: str | None = None, rounds: int | N
 
     RunView(folder).read()  # refuses a folder that is no run
     give_order(folder, state=state, rounds=rounds)
-    typer.echo(said)
+    say(said)
 
 
 @app.command()
@@ -341,7 +335,7 @@ def backup(
     """Write a folder into one archive with checksums. It holds private keys: only its owner can read it."""
     from equipoise.engines.flower.operate.backups import back_up
 
-    typer.echo(f"{back_up(folder, archive)} files in {archive}.")
+    say(f"{back_up(folder, archive)} files in {archive}.")
 
 
 @app.command()
@@ -352,7 +346,7 @@ def restore(
     """Unpack a backup into a new folder, after its checksums were compared."""
     from equipoise.engines.flower.operate.backups import restore as unpack
 
-    typer.echo(f"{unpack(archive, folder)} files in {folder}.")
+    say(f"{unpack(archive, folder)} files in {folder}.")
 
 
 @app.command()
@@ -372,8 +366,7 @@ def fetch(
     _require_flower()
     from equipoise.engines.flower.operate.fetching import fetch as fetch_model
 
-    for line in fetch_model(source, use_kit(kit), out, token=token, authority=ca, overwrite=overwrite):
-        typer.echo(line)
+    say(*fetch_model(source, use_kit(kit), out, token=token, authority=ca, overwrite=overwrite))
 
 
 @app.command()
@@ -385,9 +378,7 @@ def publish(
     _require_flower()
     from equipoise.engines.flower.operate.fetching import publish as write_models
 
-    typer.echo(
-        f"{', '.join(write_models(runs, out))}: in {out}. Copy the folder to the sites, or serve it with any web server."
-    )
+    say(f"{', '.join(write_models(runs, out))}: in {out}. Copy the folder to the sites, or serve it with any web server.")
 
 
 def use_kit(path: Path) -> Kit:

@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from equipoise.cli.federation_commands import app as operators
 from equipoise.cli.federation_commands import tell_nobody, use_kit
+from equipoise.core.screen import say
 
 PRELOAD_HELP = "Also load this once, e.g. pandas, if your data need it; may be given several times."
 APP_HELP = "The installed app that this node runs, whatever the server hands it, e.g. my_federation.client_app:app."
@@ -29,9 +30,7 @@ def init(
     """Write a complete Flower app: server, nodes, a loader for your data, certificates, and a README with the commands."""
     from equipoise.engines.flower.apps.template import write_app
 
-    for file in write_app(folder):
-        typer.echo(str(file))
-    typer.echo(f"Next: the commands in {folder / 'README.md'}.")
+    say(*write_app(folder), f"Next: the commands in {folder / 'README.md'}.")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -80,4 +79,4 @@ def key(
     from equipoise.engines.flower.secure.identities import write_identity
 
     public = write_identity(file)
-    typer.echo(f"{json.dumps(name or file.stem)} = {json.dumps(public)}")
+    say(f"{json.dumps(name or file.stem)} = {json.dumps(public)}")

@@ -9,23 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from equipoise.core.screen import Screen
+from equipoise.core.words import printable
 from equipoise.experiment import catalog
 from equipoise.experiment.part_config import FROM_DATA
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from equipoise.data import ClientSet, FederatedData, Schema
+    from equipoise.data import ClientSet, FederatedData
     from equipoise.report.data.over_seeds import Spread
     from equipoise.run_record import RunRecord
 
 
-def show_methods(console: Console, kinds: Iterable[str]) -> None:
+def show_methods(console: Screen, kinds: Iterable[str]) -> None:
     """Print every part of some kinds: name, summary, parameters with defaults, source, and name in Python."""
     for number, kind in enumerate(kinds):
         if number:
@@ -44,12 +45,12 @@ def show_methods(console: Console, kinds: Iterable[str]) -> None:
             _print_indented(console, 6, (f"In Python: {part.python_path}", "dim"))
 
 
-def _print_indented(console: Console, indent: int, *parts: str | tuple[str, str]) -> None:
+def _print_indented(console: Screen, indent: int, *parts: str | tuple[str, str]) -> None:
     """Print parts of text, each plain or with a style, as a paragraph that is indented."""
     console.print(Padding(Text.assemble(*parts), (0, 0, 0, indent), expand=False))
 
 
-def show_functions(console: Console) -> None:
+def show_functions(console: Screen) -> None:
     """Print the functions and classes that only Python code can use."""
     console.print()
     console.print(Text.assemble(("functions", "bold underline"), "  in Python only"))
@@ -133,7 +134,7 @@ def comparison_table(records: Sequence[RunRecord], *, plain: bool = False) -> Ta
         cells = [
             Text(spread_text(row[key], seeds, factor, digits) + star[name not in bold[key]], style=best[key]) for key in FIGURES
         ]
-        table.add_row(Text(name), str(seeds), *cells, f"{row['trained'].mean:.1f}", f"{row['seconds'].mean:.1f}")
+        table.add_row(printable(name), str(seeds), *cells, f"{row['trained'].mean:.1f}", f"{row['seconds'].mean:.1f}")
         add_intervals(name, "error")
         if "shared_mean" in row:
             shared = [spread_text(row[f"shared_{key}"], seeds, factor, digits) for key in FIGURES]
@@ -215,21 +216,21 @@ def metric_tables(records: Sequence[RunRecord]) -> list[Table]:
     for metric in dict.fromkeys(name for record in records for name in record.clients.metrics):
         found = {name: figures for name, runs in by_name.items() if (figures := metric_figures(runs, metric)) is not None}
         better = "more" if all(figures.higher_is_better for figures in found.values()) else "less"
-        title = f"{metric} over the same clients, {better} is better"
+        title = f"{printable(metric)} over the same clients, {better} is better"
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("method", no_wrap=True)
         for heading in ("mean", "90th pct.", "worst 10 %", "std. dev."):
             table.add_column(heading, justify="right", no_wrap=True)
         for name, figures in found.items():
-            table.add_row(Text(name), *(spread_text(figures.figures[key], len(by_name[name]), 1.0, 3) for key in FIGURES))
+            table.add_row(printable(name), *(spread_text(figures.figures[key], len(by_name[name]), 1.0, 3) for key in FIGURES))
         tables.append(table)
     return tables
 
 
-def print_whole(console: Console, table: Table) -> None:
+def print_whole(console: Screen, table: Table) -> None:
     """Print a table at the width that it needs: in a narrow terminal its lines wrap, in a pipe or a log they are long."""
-    needed = Console(width=10_000).measure(table).maximum
-    wide = Console(file=console.file, width=max(needed, console.width), force_terminal=console.is_terminal)
+    needed = Screen(width=10_000).measure(table).maximum
+    wide = Screen(file=console.file, width=max(needed, console.width), force_terminal=console.is_terminal)
     wide.print(table, crop=False)
 
 
@@ -239,7 +240,7 @@ def spread_text(spread: Spread, seeds: int, factor: float, digits: int) -> str:
     return text + (f" ± {factor * spread.deviation:.{digits}f}" if seeds > 1 else "")
 
 
-def show_data_list(console: Console) -> None:
+def show_data_list(console: Screen) -> None:
     """Print a table of the data sets: name, the files it needs, and a summary."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("name", style="bold cyan", no_wrap=True)
@@ -253,7 +254,7 @@ def show_data_list(console: Console) -> None:
     console.print(Text(note, style="dim"))
 
 
-def show_data(console: Console, data: FederatedData) -> None:
+def show_data(console: Screen, data: FederatedData) -> None:
     """Print the clients, examples and sizes of each split, the shape of an example, a histogram of sizes, and a schema."""
     import torch
 
@@ -264,8 +265,8 @@ def show_data(console: Console, data: FederatedData) -> None:
     shapes = {name: " × ".join(map(str, shown_shape(leaf))) or "1" for name, leaf in parts.items()}
     kinds = {name: str(leaf.dtype).removeprefix("torch.") for name, leaf in parts.items()}
     shape = ", ".join(f"{name} {shapes[name]} ({kinds[name]})".strip() for name in parts)
-    about = f"  {data.classes or 'no'} classes, examples of shape {shape}\n"
-    console.print(Text.assemble((data.name, "bold cyan"), about))
+    about = f"  {data.classes or 'no'} classes, examples of shape {shape}"
+    console.print(Text.assemble((printable(data.name), "bold cyan"), printable(about), "\n"))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("split", "clients", "unseen", "examples", "smallest", "10 %", "median", "90 %", "largest"):
         table.add_column(title, justify="left" if title == "split" else "right")
@@ -277,16 +278,10 @@ def show_data(console: Console, data: FederatedData) -> None:
         table.add_row(name, str(len(clients)), unseen, str(clients.examples), *cells)
     console.print(table)
     console.print(Text("\nExamples per training client", style="bold"))
-    for line in size_histogram(data.train):
-        console.print(Text(line))
+    console.say(*size_histogram(data.train))
     if data.schema is not None:
         console.print(Text("\nHow each column is read", style="bold"))
-        show_schema(console, data.schema)
-
-
-def show_schema(console: Console, schema: Schema) -> None:
-    """Print how each column of a table was encoded."""
-    console.print(Text(schema.describe()), soft_wrap=True)
+        console.say(*data.schema.describe().split("\n"))
 
 
 def size_histogram(clients: ClientSet, bins: int = 8, width: int = 40) -> list[str]:

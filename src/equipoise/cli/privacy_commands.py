@@ -10,6 +10,9 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from equipoise.core.screen import say
+from equipoise.core.words import printable
+
 _HELP = "What privacy costs, how much noise a budget asks for, and whether a mechanism keeps its word."
 app = typer.Typer(help=_HELP, no_args_is_help=True)
 
@@ -26,8 +29,8 @@ def _print(values: dict[str, Any], words: str, as_json: bool) -> None:
     """Print a result in words, or as one JSON object."""
     if as_json:
         finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
-        words = json.dumps(finite, ensure_ascii=False)
-    typer.echo(words)
+        words = json.dumps(finite)
+    say(*words.split("\n"))
 
 
 def _rounded_up(multiplier: float) -> float:
@@ -148,9 +151,10 @@ def ledger(
     words, others = "\n\n".join(map(str, found)), [str(run) for run in runs_without_ledger(folder)]
     unknown = [run.folder for run in plain if not run.data]
     if unknown:
-        words += f"\n\nWithout ε, on data that their folder does not tell (exact models): {', '.join(unknown)}"
+        words += f"\n\nWithout ε, on data that their folder does not tell (exact models): {', '.join(map(printable, unknown))}"
     if others:
-        words += f"\n\nNot counted, because their ledger is not here (train(…, ledger=PATH) writes one): {', '.join(others)}"
+        listed = ", ".join(map(printable, others))
+        words += f"\n\nNot counted, because their ledger is not here (train(…, ledger=PATH) writes one): {listed}"
     values = {"data": [data.plain() for data in found], "without_ledger": others, "exact_on_unknown_data": unknown}
     _print(values, words.strip(), as_json)
 
@@ -241,11 +245,8 @@ def _audit_sum(
     from equipoise.privacy.accounting import epsilon_of
     from equipoise.privacy.audit import audit as run_audit
     from equipoise.privacy.audit import gaussian_sum_scores
-    from equipoise.privacy.releases import CohortEvent, PoissonSampling, Release
 
-    claimed = epsilon
-    if claimed is None:
-        claimed = epsilon_of([(CohortEvent((Release("update", noise),), PoissonSampling(rate)), rounds)], delta)
+    claimed = epsilon_of([(noise, rate, rounds)], delta) if epsilon is None else epsilon
     scores = gaussian_sum_scores(noise_multiplier=noise, sampling_rate=rate, rounds=rounds)
     result = run_audit(scores, delta=delta, runs=runs, seed=seed, confidence=confidence)
     refuted = result.exceeds(claimed)

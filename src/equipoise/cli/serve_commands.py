@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 from typer import Argument, Option
 
 from equipoise.cli.output_files import Overwrite, refuse_taken_file
 from equipoise.cli.store_commands import cures_for_shell
+from equipoise.core.screen import Screen, say
 
 Token = Annotated[
     str | None, Option(envvar="EQUIPOISE_TOKEN", metavar="TOKEN", help="The token of the server.", show_envvar=True)
+]
+AllowHost = Annotated[
+    list[str] | None, Option(metavar="NAME", help="A further name of this server; may be given several times.")
 ]
 
 
@@ -23,9 +25,7 @@ def serve(
     host: Annotated[str, Option(help="Where to listen; beyond this machine a token is asked for.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="0 takes any that is free.")] = 8642,
     token: Token = None,
-    allow_host: Annotated[
-        list[str] | None, Option(metavar="NAME", help="A further name of this server; may be given several times.")
-    ] = None,
+    allow_host: AllowHost = None,
     certificate: Annotated[Path | None, Option(metavar="FILE", help="TLS: the certificate, as PEM.")] = None,
     key: Annotated[Path | None, Option(metavar="FILE", help="TLS: its private key, as PEM.")] = None,
     open_browser: Annotated[bool, Option("--open", help="Also open the page in a browser.")] = False,
@@ -34,9 +34,8 @@ def serve(
     from equipoise.serve.run_server import ServerOptions
     from equipoise.serve.run_server import serve as run_server
 
-    console = Console()
     options = ServerOptions(host, port, token, tuple(allow_host or ()), certificate, key)
-    run_server(folder, options, say=lambda text: console.print(Text(text), soft_wrap=True), open_browser=open_browser)
+    run_server(folder, options, say=say, open_browser=open_browser)
 
 
 def choose(
@@ -52,13 +51,8 @@ def choose(
     """Try a family's models on your own examples, on this machine, and keep the one that serves them best."""
     from equipoise.serve.choose import choose as choose_model
 
-    console = Console()
-
-    def say(text: str) -> None:
-        console.print(Text(text), soft_wrap=True)
-
     choice = choose_model(url, data, run=family, token=token, out=out or Path("chosen-model"), authority=ca, say=say)
-    say(str(choice))
+    say(*str(choice).split("\n"))
     if choice.kept is not None:
         say(f"Kept in {choice.kept}.")
 
@@ -70,7 +64,7 @@ def watch(
     """Show runs as they grow, in this terminal, until all have ended."""
     from equipoise.serve.terminal import watch as watch_runs
 
-    watch_runs(folder, console=Console(), once=once)
+    watch_runs(folder, console=Screen(), once=once)
 
 
 def export(
@@ -80,8 +74,7 @@ def export(
     """Write the model of a finished run as ONNX, with its card, into its folder, if it left none: runs of studies do not."""
     from equipoise.experiment.exported_run import export_run
 
-    for path in export_run(folder, trust=trust):
-        Console().print(Text(str(path)), soft_wrap=True)
+    say(*export_run(folder, trust=trust))
 
 
 def predict(
@@ -115,6 +108,8 @@ def predict(
 ) -> None:
     """Write what a run says about each new row, by the client's own model or the shared one: probabilities, or the number."""
     import io
+    import sys
+    from csv import reader
 
     from pyarrow import csv
 
@@ -132,11 +127,14 @@ def predict(
     written = io.BytesIO()
     csv.write_csv(found.table, written)
     if found.said:
-        Console(stderr=True).print(Text(found.said), soft_wrap=True)
-    if out is None:
-        typer.echo(written.getvalue().decode(), nl=False)
+        say(found.said, err=True)
+    text = written.getvalue().decode()
+    if out is None and sys.stdout.isatty():  # each row is one line, whatever is in its cells
+        say(*map(",".join, reader(io.StringIO(text))))
+    elif out is None:
+        sys.stdout.write(text)
     else:
-        Console().print(Text(f"{write_atomically(out, written.getvalue())}: {found.table.num_rows} rows"), soft_wrap=True)
+        say(f"{write_atomically(out, written.getvalue())}: {found.table.num_rows} rows")
 
 
 def add_to(app: typer.Typer) -> None:

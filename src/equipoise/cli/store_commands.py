@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
+from equipoise.core.screen import say
 from equipoise.errors import ConfigError, EquipoiseError, EquipoiseNotice, InvalidData, InvalidParameter, unknown_name
 
 KINDS = ".npz, .csv, .csv.gz, .parquet"
@@ -177,4 +176,4 @@ def check(store: Annotated[Path, typer.Argument(metavar="STORE", help="The folde
 
 def _print_check(path: Path, found: Any) -> None:
     shown = f"{found.clients} clients, {found.examples} examples, {found.bytes / 1e6:,.1f} MB: all checksums fit"
-    Console().print(Text(f"{path}: {shown}."), soft_wrap=True)
+    say(f"{path}: {shown}.")

@@ -6,13 +6,14 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any, TypeVar
 
-from equipoise.errors import EquipoiseError, shown
+from equipoise.errors import EquipoiseError, InvalidParameter, shown
 from equipoise.types import (
     AggregatorTraits,
     AttackTraits,
-    Engine,
     EngineTraits,
     LocalSolver,
     MetricTraits,
@@ -41,7 +42,7 @@ def read(kind: type[T], part: object) -> T:
     """The description `kind` of a part: of each field the part's attribute of that name, or the field's default.
 
     A field marked OWN is read from the part's own class only, not from a class that it extends. A class is no part, and offers
-    nothing.
+    nothing. A part of the user's own with an attribute that is nearly one of the fields is refused.
     """
     part = None if isinstance(part, type) else part
     own = vars(type(part))
@@ -49,7 +50,32 @@ def read(kind: type[T], part: object) -> T:
     values = vars(description)
     for name, only_own, default in _fields(kind):
         values[name] = default if only_own and name not in own else getattr(part, name, default)
+    if part is not None:
+        refuse_misspelt(kind.__name__.removesuffix("Traits").lower(), part, tuple(values))
     return description
+
+
+def refuse_misspelt(parameter: str, part: object, known: tuple[str, ...]) -> None:
+    """Refuse a part of the user's own with an attribute that is none of the `known` names, which are read, but nearly one."""
+    own: Any = type(part)
+    if is_of_user(part) and (found := _misspelt(known, own, tuple(getattr(part, "__dict__", ())))):
+        rule = f"must not have the attribute {found[0]!r}, which nothing reads"
+        raise InvalidParameter(parameter, rule, part, f"Did you mean {found[1]!r}?")
+
+
+@lru_cache(maxsize=512)
+def _misspelt(known: tuple[str, ...], own: type, given: tuple[str, ...]) -> tuple[str, str] | None:
+    """The first public attribute that is nearly a known name, and that name; None if there is none.
+
+    Near are the same letters in another order, and long names with few other letters: a short word with another letter, such
+    as `rate` beside `rates`, is a word of its own.
+    """
+    long = [name for name in known if len(name) >= 8]
+    for name in sorted(name for name in {*dir(own), *given}.difference(known) if name[0] != "_"):
+        near = [each for each in known if sorted(each) == sorted(name)] or get_close_matches(name, long, n=1, cutoff=0.9)
+        if near:
+            return name, near[0]
+    return None
 
 
 def solver_traits(solver: LocalSolver) -> SolverTraits:
@@ -60,15 +86,6 @@ def solver_traits(solver: LocalSolver) -> SolverTraits:
 def engine_traits(engine: object) -> EngineTraits:
     """What an engine offers."""
     return read(EngineTraits, engine)
-
-
-def evaluates_samples(engine: Engine) -> bool:
-    """Whether an engine's `evaluate` takes the positions of some clients, `which`; engines for version 0.1 do not."""
-    try:
-        inspect.signature(engine.evaluate).bind(*"pcw")
-    except TypeError:
-        return False
-    return True
 
 
 def attack_traits(attack: object) -> AttackTraits:

@@ -11,6 +11,7 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -82,15 +83,18 @@ def _bytes_of(content: Any) -> memoryview:
 class DurableFile:
     """A file open for writing, new or from its byte `length` on; what lies behind that is cut off.
 
-    What was written is on the disk after `sync`, and not before. The file's name is on the disk after `sync_folder`.
+    What was written is on the disk after `sync`, and not before. The file's name is on the disk after `sync_folder`. A new file
+    that is `private` only its owner may read.
     """
 
-    def __init__(self, path: Path, length: int | None = None) -> None:
+    def __init__(self, path: Path, length: int | None = None, *, private: bool = False) -> None:
         self.path, self._place = path, length or 0
         if length is None:
             with _naming(path):
                 _note("truncate", path, 0)
-        self._file = path.open("w+b" if length is None or not path.exists() else "r+b", buffering=0)
+        mode, rights = "w+b" if length is None or not path.exists() else "r+b", 0o600 if private else 0o666
+        opener = partial(os.open, mode=rights)
+        self._file = open(path, mode, buffering=0, opener=opener)  # noqa: SIM115 — `close` closes it
         if length is not None:
             try:
                 self.truncate(length)
@@ -211,16 +215,16 @@ def make_folder(folder: Path) -> None:
         sync_folder(each.parent)
 
 
-def write_atomically(path: Path, content: bytes) -> Path:
+def write_atomically(path: Path, content: bytes, *, private: bool = False) -> Path:
     """Write `content` to `path`, creating its folder. A reader sees the old file or the new one, never a half.
 
-    The new one is on the disk when this returns.
+    The new one is on the disk when this returns. If it is `private`, its owner alone may read it, also before it has its name.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path):
         make_folder(path.parent)
         try:
-            file = DurableFile(beside)
+            file = DurableFile(beside, private=private)
             try:
                 file.write(content)
                 file.sync()

@@ -7,7 +7,6 @@ by their names. Where a function lies in memory, in which file and line, and wha
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import hashlib
@@ -114,29 +113,6 @@ def _own_parts(value: Any) -> Iterator[object]:
 def without_addresses(text: str) -> str:
     """A text without the places in memory that plain objects show."""
     return re.sub(r" at 0x[0-9a-f]+", "", text)
-
-
-def with_floats(value: Any, *, floats: bool = False) -> Any:
-    """A part with floats for the whole numbers among its settings that are floats; `floats`: so is the value itself.
-
-    >>> @dataclasses.dataclass(frozen=True)
-    ... class Step:
-    ...     rate: "float | None"
-    ...     count: "int"
-    >>> with_floats(Step(1, 2))
-    Step(rate=1.0, count=2)
-    """
-    if isinstance(value, tuple | list):
-        return type(value)(with_floats(each, floats=floats) for each in value) if type(value) in (tuple, list) else value
-    if isinstance(value, dict):
-        return {key: with_floats(each, floats=floats) for key, each in value.items()}
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return float(value) if floats and isinstance(value, int) and not isinstance(value, bool) else value
-    same = copy.copy(value)
-    for each in dataclasses.fields(value):
-        inner = with_floats(getattr(value, each.name), floats="float" in str(each.type))
-        object.__setattr__(same, each.name, inner)
-    return same
 
 
 class _Description:

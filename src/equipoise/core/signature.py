@@ -111,11 +111,6 @@ class Signature:
         """Inputs of zeros, as a model takes them."""
         return self.tree({spec.name: spec.example(rows) for spec in self.inputs})
 
-    def example_targets(self, rows: int = 2) -> Any:
-        """Targets of zeros, as a loss takes them."""
-        made = [spec.example(rows) for spec in self.targets]
-        return made[0] if len(made) == 1 and self.targets[0].name == "y" else tuple(made)
-
     def to_table(self) -> dict[str, Any]:
         """The signature as JSON."""
         table: dict[str, Any] = json.loads(json.dumps(asdict(self)))

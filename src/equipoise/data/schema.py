@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from equipoise.core.files import write_atomically
 from equipoise.core.fingerprints import NO_PART_OF_FINGERPRINT
+from equipoise.core.words import table_lines
 from equipoise.data.arrow_tables import arrow_table, check_names
 from equipoise.data.clients import prefix
 from equipoise.data.column_kinds import checked_kinds, usual_kind
@@ -247,8 +248,7 @@ class Schema:
         """A table of the columns: what becomes of each, and by which numbers of the training clients."""
         rows = [("column", "kind", "becomes", "from training clients")]
         rows += [*(rule.describe() for rule in self.columns), self.target.describe()]
-        widths = [max(len(row[place]) for row in rows) for place in range(3)]
-        return "\n".join("  ".join((*map(str.ljust, row, widths), row[3])).rstrip() for row in rows)
+        return "\n".join(table_lines(rows))
 
     def to_json(self) -> str:
         """The schema as JSON."""

@@ -100,6 +100,7 @@ def build(config: RunConfig) -> PreparedRun:
     import torch
 
     from equipoise.core.devices import usable_device
+    from equipoise.privacy.lookers import data_to_try
 
     with refusals_at("train", ("device",), "device"):
         usable_device(config.train.device)  # one that this machine does not have is refused
@@ -121,7 +122,7 @@ def build(config: RunConfig) -> PreparedRun:
     config = config.with_model(**read_from_data(config, data))
     config = replace(config, train=replace(config.train, threads=config.train.threads or torch.get_num_threads()))
     model = make_model(config, data)
-    check_fit(config, model, data)
+    check_fit(config, model, data_to_try(data, algorithm))
     return PreparedRun(config, data, model, algorithm)
 
 

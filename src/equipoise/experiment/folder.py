@@ -100,13 +100,8 @@ def refuse_full_disk(folder: RunFolder, experiment: PreparedRun) -> None:
 
 
 def free_folder(config_path: Path, config: RunConfig) -> Path:
-    """runs/<name of the configuration>-<seed>, with -2, -3, … added if that is taken.
-
-    Reports, cards and `equipoise serve` show a folder's name. The noise of a run that protects clients follows from its seed,
-    so its folder is named without.
-    """
-    seed = "" if "privacy" in config.parts else f"-{config.train.seed}"
-    first = Path("runs") / f"{config_path.stem}{seed}"
+    """runs/<name of the configuration>-<seed>, with -2, -3, … added if that is taken."""
+    first = Path("runs") / f"{config_path.stem}-{config.train.seed}"
     others = (first.with_name(f"{first.name}-{count}") for count in itertools.count(2))
     return next(folder for folder in itertools.chain([first], others) if not folder.exists())
 

@@ -165,6 +165,13 @@ def config_of(kind: str, instance: Any) -> PartConfig:
     return PartConfig(kind, part.name, values)
 
 
+def describe_part(kind: str, part: Any) -> dict[str, Any]:
+    """A part of the catalogue as a configuration writes it; ConfigError for others."""
+    if catalog.name_of(kind, part) == "mixture":
+        return {"name": "mixture", "terms": [{"coefficient": c, **describe_part(kind, inner)} for c, inner in part.terms]}
+    return config_of(kind, part).table()
+
+
 def _lists(value: Any) -> Any:
     """Tuples, however deep, as lists; any mapping as a dict."""
     if isinstance(value, Mapping):

@@ -16,6 +16,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.core.files import make_folder, writing
 from equipoise.core.fingerprints import without_addresses
 from equipoise.core.numbers import plain_values
+from equipoise.core.words import joined, table_lines
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import (
     ConfigError,
@@ -35,7 +36,10 @@ from equipoise.experiment.optuna_trials import imported_optuna, search_by_optuna
 from equipoise.experiment.search import CRITERIA, Axis, Criterion, Range, Values, check_axis, folder_name, trial_name
 from equipoise.experiment.trial_results import TrialResult, cell_text, criterion_of, criterion_words, noise_words, spread_text
 from equipoise.few_clients import few_clients_words
-from equipoise.privacy.observer_table import PrivacyTable, composed_words
+from equipoise.privacy.common_clients import join_data, marks_in
+from equipoise.privacy.ledger import FILE, Ledger
+from equipoise.privacy.ledger_report import words_of
+from equipoise.privacy.lookers import CHOSEN, refuse_search
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build, chosen_seeds, refuse_swapped
 from equipoise.small_clients import small_clients_words
@@ -84,14 +88,13 @@ class Tuning:
         for number, trial in enumerate(self.trials, start=1):
             cells = [str(number), *map(_cell, trial.values.values())]
             rows.append([*cells, spread_text(trial.criterion, self.seeds), "done" if trial.criterion is not None else "failed"])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [criterion_words(self.criterion, self.at_least, self.seeds)]
-        lines += ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines += table_lines(rows)
         lines += [f"Failed: {numbers[trial_name(t.values)]}: {t.message}" for t in self.trials if t.criterion is None]
         noise = noise_words(self.trials, self.criterion, name_of=lambda values: numbers[trial_name(values)])
         lines += filter(None, (noise, self.small_clients, self.privacy))
         lines.append("Test clients took no part. Judge the best on them once, with train or compare.")
-        return "\n".join(lines)
+        return joined(lines)
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name!r}: {brief(value)}" for name, value in self.values.items())
@@ -119,7 +122,7 @@ class PythonTrials:
     at_least: int = 0
     at_once: int = 1
     refusals: list[EquipoiseError] = field(default_factory=list)  # of trials that failed
-    privacy: list[PrivacyTable | None] = field(default_factory=list)  # of all runs
+    tried: list[Algorithm] = field(default_factory=list)  # that were not refused
     known: dict[str, TrialResult] = field(default_factory=dict)  # by name: Optuna may ask for the same values again
     small_clients: dict[str, str] = field(default_factory=dict)  # by name, sentences on few clients, or few examples of theirs
 
@@ -134,8 +137,7 @@ class PythonTrials:
         space = {
             key: vars(axis) if isinstance(axis, Range) else [repr(value) for value in axis] for key, axis in self.space.items()
         }
-        named = {"rounds": self.options["rounds"], "clients_per_round": self.options["clients_per_round"]}
-        named |= {"at_least": self.at_least} if self.at_least else {}  # studies of version 0.1 have none
+        named = {name: self.options[name] for name in ("rounds", "clients_per_round")} | {"at_least": self.at_least}
         return {"criterion": self.criterion, "seeds": list(self.seeds), "space": space, **named}
 
     def run(self, points: Sequence[Values]) -> list[TrialResult]:
@@ -164,7 +166,8 @@ class PythonTrials:
             try:
                 algorithm = self.algorithm(values)
                 start, clients = build(self.model, seed, nn.Module, "model"), self.clients(seed)
-                refuse_personal_fit(algorithm, self.criterion)
+                refuse_search([*self.tried, algorithm], clients, self.criterion.split("_")[0])
+                self.tried.append(algorithm)
                 run = train(start, clients, algorithm, seed=seed, name=trial_name(values), checkpoint=file, **self.options)
             except (Diverged, IncompatibleParts, InvalidParameter) as failure:
                 self.refusals.append(failure)
@@ -172,7 +175,6 @@ class PythonTrials:
             except EquipoiseError as failure:
                 failure.add_note(f"This was the trial {trial_name(values)} with seed {seed}.")
                 raise
-            self.privacy.append(run.privacy)
             by_seed.append(criterion_of(run.clients, self.criterion, self.at_least))
             if self.criterion != "train_loss":
                 judged = run.judged_by("validation", self.at_least)
@@ -189,15 +191,6 @@ class PythonTrials:
                 'with validation clients or examples, or use criterion="train_loss".'
             )
         return replace(data, test=None)
-
-
-def refuse_personal_fit(algorithm: Algorithm, criterion: Criterion) -> None:
-    """Refuse to judge clients' own models by the examples that they were trained on."""
-    if criterion == "train_loss" and algorithm.personal is not None:
-        raise ConfigError(
-            'criterion must be "validation_90" where clients have models of their own: these are judged on the examples that '
-            "they were trained on otherwise, and the closest fit would win. Give the clients validation examples."
-        )
 
 
 def tune(
@@ -247,10 +240,11 @@ def tune(
     for name, fix in {"checkpoint": "Write folder=…", "seed": "Write seeds=[…] or seeds=5.", "name": "Leave it out."}.items():
         require(name not in options, name, "is set by tune", options.get(name), fix)
     place = None if folder is None else Path(folder)
+    ledger = Ledger(options.get("ledger") or (place and place / FILE))  # one for all trials: it counts those that fail, too
     chosen = next(each for each in CRITERIA if each == criterion)
     runner = PythonTrials(
         algorithm, checked_space(algorithm, space, trials, place), model, data, chosen, chosen_seeds(seeds), trials or 0, place,
-        {**options, "rounds": rounds, "clients_per_round": clients_per_round}, at_least,
+        {**options, "rounds": rounds, "clients_per_round": clients_per_round, "ledger": ledger}, at_least,
     )  # fmt: skip
     optuna = None if trials is None else imported_optuna("trials=…", "Or list values, and leave out trials.")
     if place is not None:
@@ -275,7 +269,8 @@ def tune(
         raise ConfigError(f"All {len(ordered)} trials failed. {ordered[0].message}")
     best = runner.algorithm(ordered[0].values)
     few = runner.small_clients.get(trial_name(ordered[0].values), "")
-    return Tuning(best, tuple(ordered), chosen, len(runner.seeds), composed_words(runner.privacy), at_least, few)
+    spent = words_of(ledger.entries, join_data(marks_in(ledger.entries)))
+    return Tuning(best, tuple(ordered), chosen, len(runner.seeds), spent and f"{spent} {CHOSEN}", at_least, few)
 
 
 def every_combination(space: Mapping[str, Axis]) -> list[Values]:

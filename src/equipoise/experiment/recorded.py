@@ -15,7 +15,7 @@ from equipoise.errors import ConfigError
 from equipoise.experiment import catalog, toml
 from equipoise.experiment.config import PYTHON, RunConfig, installed_versions
 from equipoise.experiment.config_tables import read_toml, section
-from equipoise.experiment.part_config import check_part, config_of
+from equipoise.experiment.part_config import check_part, describe_part
 from equipoise.experiment.train_options import TrainRecord
 from equipoise.experiment.values import NONE, check_value, toml_text
 
@@ -82,13 +82,6 @@ def read_config(path: str | Path) -> RunConfig | RecordedConfig:
         return RecordedConfig(read_algorithm(section(table, "algorithm")), train, sections)
     except (KeyError, TypeError) as failure:
         raise ConfigError(f"{path} is damaged: {failure}.") from failure
-
-
-def describe_part(kind: str, part: Any) -> dict[str, Any]:
-    """A part of the catalogue as a configuration writes it; ConfigError for others."""
-    if catalog.name_of(kind, part) == "mixture":
-        return {"name": "mixture", "terms": [{"coefficient": c, **describe_part(kind, inner)} for c, inner in part.terms]}
-    return config_of(kind, part).table()
 
 
 def algorithm_table(algorithm: Algorithm | RecordedAlgorithm) -> dict[str, Any]:

@@ -53,19 +53,15 @@ def _kind_of_model(result: Result) -> tuple[Any, ...]:
 
 
 def _folders_of_runs(comparison: Comparison) -> list[str]:
-    """The name of the folder of each run: method and seed; methods that make the same name are numbered.
-
-    Beside a run that protects clients it is a number instead of the seed, from which noise follows.
-    """
+    """The name of the folder of each run: method and seed; methods that make the same name are numbered."""
     names: list[str] = []
     taken: set[str] = set()
-    hidden = any(run.protects_clients for runs in comparison.results.values() for run in runs)
     for method, runs in comparison.results.items():
         short = method_folder(method)[:80]
         number = next(k for k in itertools.count(1) if (short if k == 1 else f"{short}-method{k}").casefold() not in taken)
         name = short if number == 1 else f"{short}-method{number}"
         taken.add(name.casefold())
-        names += [f"{name}-run-{place}" if hidden else f"{name}-{run.seed}" for place, run in enumerate(runs, 1)]
+        names += [f"{name}-{run.seed}" for run in runs]
     return names
 
 

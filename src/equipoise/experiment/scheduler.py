@@ -11,17 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from equipoise.core.files import writing
+from equipoise.core.screen import Screen
+from equipoise.core.words import printable
 from equipoise.engines.cluster.ray_tasks import MOST_STARTS, RayTasks, restarts
 from equipoise.experiment.ray_studies import run_ended, start_run, study_tasks
 from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.study import PlannedRun
+from equipoise.report.palette import shorten
 
 Status = Literal["waiting", "running", "done", "failed", "there already"]
 POLL_SECONDS = 0.25
@@ -76,7 +78,7 @@ def usual_workers(runs: Sequence[PlannedRun]) -> int:
 
 
 def run_all(
-    runs: Sequence[PlannedRun], *, workers: int | None, console: Console, options: Sequence[str] = (), ray: str | None = None
+    runs: Sequence[PlannedRun], *, workers: int | None, console: Screen, options: Sequence[str] = (), ray: str | None = None
 ) -> list[ScheduledRun]:
     """Make the runs that are not finished, `workers` at a time; returns all with their status. `options` are the worker's.
 
@@ -100,14 +102,14 @@ def run_all(
     return jobs
 
 
-def _work_through(jobs: list[ScheduledRun], workers: int, console: Console | None, tasks: RayTasks | None = None) -> None:
+def _work_through(jobs: list[ScheduledRun], workers: int, console: Screen | None, tasks: RayTasks | None = None) -> None:
     """Start runs as workers become free, until all have ended; print each end to the console, if there is one."""
     while True:
         for job in jobs:
             if job.status == "running" and (_ended(job) if tasks is None else _ended_on(tasks, job)) and console is not None:
                 text = f"{job.status}: {job.run.method}, seed {job.run.seed} {job.message}".rstrip()
                 text += f" on {job.node}" if job.node else ""
-                console.print(Text(text), soft_wrap=True)
+                console.say(text)
         if tasks is not None and console is None:  # for the live table
             places = tasks.places()
             for job in jobs:
@@ -210,7 +212,7 @@ def live_table(jobs: Sequence[ScheduledRun]) -> Table:
     for job in jobs:
         done, total, left = job.rounds_done(), job.run.config.train.rounds, job.seconds_left()
         table.add_row(
-            Text(job.run.method),
+            shorten(printable(job.run.method), 40),
             str(job.run.seed),
             Text(job.status, style=_COLOURS[job.status]),
             ProgressBar(total=max(total, 1), completed=done if total else 1, width=24),

@@ -102,7 +102,7 @@ def complete_file(search: Search) -> dict[str, Any]:
     """The tables of a search, as a file in any folder can hold them: paths are absolute, and own code is recorded."""
     tables: dict[str, Any] = dict(search.file)
     code: dict[str, Any] = {}
-    for values in grid(search) if search.strategy == "grid" else corners(search):
+    for values in tried(search):
         code |= search.config(values).table().get("code", {})
     first = search.config(search.first)
     for name, part in {"data": first.data, "model": first.model}.items():
@@ -178,14 +178,8 @@ def read_search(path: Path, overrides: Iterable[str] = (), *, trust: bool = Fals
     if search.at_least and (search.at_least < 0 or search.criterion == "train_loss"):
         rule = "must be 0 or more, and 0 with the training loss"
         raise ConfigError(f'search.at_least {rule}, but is {search.at_least}. Use criterion = "validation_90".')
-    for values in grid(search) if strategy == "grid" else corners(search):
-        config = search.config(values)
-        if search.criterion == "train_loss" and "personal" in config.parts:
-            raise ConfigError(
-                'search.criterion must be "validation_90" where clients have models of their own: these are judged on the '
-                "examples that they were trained on otherwise, and the closest fit would win. Give the clients validation "
-                "examples."
-            )
+    for values in tried(search):
+        search.config(values)  # refuses values that break a rule of their own
     return search
 
 
@@ -256,9 +250,15 @@ def corners(search: Search) -> Iterator[Values]:
             yield {**search.first, key: value}
 
 
+def tried(search: Search) -> Iterable[Values]:
+    """All points of a grid; for Optuna the corners of the space."""
+    return grid(search) if search.strategy == "grid" else corners(search)
+
+
 def check_first_trial(search: Search) -> None:
     """Refuse a search that cannot run, by building the first trial, and a criterion without its clients."""
     from equipoise.experiment.build import build
+    from equipoise.privacy.lookers import refuse_search
 
     experiment = build(search.config(search.first))
     if search.criterion != "train_loss" and experiment.data.validation is None:
@@ -269,3 +269,4 @@ def check_first_trial(search: Search) -> None:
             f'search.criterion = "{search.criterion}" needs validation clients, and the data {config.name!r} have none. '
             f'{fix} criterion = "train_loss".'
         )
+    refuse_search([search.config(each).algorithm() for each in tried(search)], experiment.data, search.criterion.split("_")[0])

@@ -73,23 +73,10 @@ def read_study(path: Path, overrides: Iterable[str] = (), *, out: Path, trust: b
                 raise ConfigError(f"methods.{method}: {failure}") from failure
             config = replace(config, train=replace(config.train, threads=config.train.threads or 1))
             planned.append((name, seed, config))
-    hidden = any("privacy" in config.parts for _, _, config in planned)
-    runs = [
-        PlannedRun(RunFolder(_run_folder(out / method_folder(name), seed, seeds if hidden else None)), name, seed, config)
-        for name, seed, config in planned
-    ]
+    runs = [PlannedRun(RunFolder(out / f"{method_folder(name)}-{seed}"), name, seed, config) for name, seed, config in planned]
     if len({run.folder.path for run in runs}) < len(runs):
         raise ConfigError("Two methods have names that make the same folder. Give them names that differ in letters or digits.")
     return runs
-
-
-def _run_folder(method: Path, seed: int, hidden: Sequence[int] | None) -> Path:
-    """The folder of one run: METHOD-SEED, or METHOD-run-1, METHOD-run-2, … if its name must not show one of `hidden` seeds.
-
-    Folders' names are shown to others. Folders of earlier versions are found as they are.
-    """
-    by_seed = method.with_name(f"{method.name}-{seed}")
-    return by_seed if hidden is None or by_seed.exists() else method.with_name(f"{method.name}-run-{hidden.index(seed) + 1}")
 
 
 def _seeds(given: Any) -> list[int]:

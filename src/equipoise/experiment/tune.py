@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from equipoise.core.files import write_atomically
+from equipoise.core.screen import Screen
+from equipoise.core.words import printable
 from equipoise.errors import ConfigError
 from equipoise.experiment import scheduler, toml
 from equipoise.experiment.open_runs import group_data
@@ -38,6 +39,7 @@ from equipoise.experiment.search import (
 from equipoise.experiment.study import PlannedRun, prepare
 from equipoise.experiment.trial_results import TrialResult, cell_text, criterion_of, criterion_words, noise_words, spread_text
 from equipoise.privacy.ledger_report import words_below
+from equipoise.privacy.lookers import CHOSEN
 
 NOTE = "# A trial of equipoise tune: trained and judged without the test clients.\n"
 
@@ -65,7 +67,7 @@ class Trials:
     search: Search
     out: Path
     workers: int
-    console: Console
+    console: Screen
     ray: str | None = None
 
     @property
@@ -92,9 +94,8 @@ class Trials:
     def identity(self) -> dict[str, Any]:
         """What a study must share with the search to go on with it."""
         search = self.search
-        given: dict[str, Any] = {"at_least": search.at_least} if search.at_least else {}  # studies of version 0.1 have none
-        given |= {"criterion": search.criterion, "seeds": search.seeds, "space": search.file["search"]["space"]}
-        return {**given, **search.base}
+        given = {"at_least": search.at_least, "criterion": search.criterion, "seeds": search.seeds}
+        return {**given, "space": search.file["search"]["space"], **search.base}
 
     def run(self, points: Sequence[Values]) -> list[TrialResult]:
         """Make the missing runs of trials; a trial that fails does not stop the others."""
@@ -126,7 +127,7 @@ class Trials:
         return TrialResult.of(values, by_seed, search.criterion)
 
 
-def run_search(search: Search, out: Path, *, workers: int, console: Console, ray: str | None = None) -> list[TrialResult]:
+def run_search(search: Search, out: Path, *, workers: int, console: Screen, ray: str | None = None) -> list[TrialResult]:
     """Make the missing runs of a search; returns the results of all trials, best first."""
     optuna = None
     if search.strategy == "optuna":
@@ -151,7 +152,7 @@ def search_table(search: Search, results: Sequence[TrialResult]) -> Table:
     table.add_column(search.criterion, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
     for result in results:
-        cells = [Text(value if isinstance(value, str) else cell_text(value)) for value in result.values.values()]
+        cells = [printable(value if isinstance(value, str) else cell_text(value)) for value in result.values.values()]
         status = Text("failed", style="red") if result.criterion is None else Text("done", style="green")
         table.add_row(*cells, spread_text(result.criterion, search.seeds), status)
     return table
@@ -160,25 +161,23 @@ def search_table(search: Search, results: Sequence[TrialResult]) -> Table:
 def write_best(search: Search, best: TrialResult, out: Path, noise: str = "") -> Path:
     """Write best.toml: the configuration of the best trial, with the test clients, name and seed of the search file."""
     criterion = f"{CRITERIA[search.criterion]} {spread_text(best.criterion, search.seeds)}"
-    note = f"# The best of a search by equipoise tune: {trial_name(best.values)} ({criterion}).\n"
+    note = f"# The best of a search by equipoise tune: {printable(trial_name(best.values))} ({criterion}).\n"
     note += f"# {noise}\n" if noise else ""
     return write_atomically(out / "best.toml", (note + search.config(best.values).text()).encode())
 
 
-def tune(search: Search, out: Path, *, workers: int, console: Console, ray: str | None = None) -> list[TrialResult]:
+def tune(search: Search, out: Path, *, workers: int, console: Screen, ray: str | None = None) -> list[TrialResult]:
     """Run a search, print its table, write best.toml and print how to run it; returns the results of trials, best first."""
     results = run_search(search, out, workers=workers, console=console, ray=ray)
-    console.print(Text(f"\n{criterion_words(search.criterion, search.at_least, search.seeds)}"), soft_wrap=True)
+    console.say("", criterion_words(search.criterion, search.at_least, search.seeds))
     console.print(search_table(search, results))
-    if said := words_below(out, group_data(out)):
-        console.print(Text(said), soft_wrap=True)
+    said = words_below(out, group_data(out))
+    below = [said and f"{said} {CHOSEN}"]
     if results[0].criterion is not None:
-        if noise := noise_words(results, search.criterion, where="in [search]"):
-            console.print(Text(noise), soft_wrap=True)
-        if few := _small_clients(search, results[0], out):
-            console.print(Text(few), soft_wrap=True)
+        below += [noise := noise_words(results, search.criterion, where="in [search]"), _small_clients(search, results[0], out)]
         best = write_best(search, results[0], out, noise)
-        console.print(Text(f"Judge the best on test clients: equipoise run {shlex.quote(str(best))}"), soft_wrap=True)
+        below.append(f"Judge the best on test clients: equipoise run {shlex.quote(str(best))}")
+    console.say(*filter(None, below))
     return results
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from equipoise.core.screen import say
 from equipoise.errors import EquipoiseError
 
 SEARCH_AGAIN = "the same equipoise tune"  # `run --resume` would train with the test clients
@@ -36,7 +37,7 @@ def main(path: str, *, without_test: bool = False) -> int:
             folder.run(experiment, run_folder, progress=False, report=False, again=again)
     except (EquipoiseError, OSError) as failure:
         with suppress(OSError):  # standard error goes to run.log, on a disk that may be the full one
-            print(" ".join([f"Error: {failure}", *vars(failure).get("__notes__", ())]), file=sys.stderr)
+            say(" ".join([f"Error: {failure}", *vars(failure).get("__notes__", ())]), err=True)
         return 2
     return 0
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from equipoise.absent_clients import absent_words
 from equipoise.algorithm import Algorithm
 from equipoise.core.version import VERSION
-from equipoise.core.words import counted
+from equipoise.core.words import counted, markdown_text
 from equipoise.metrics import summarise, summarise_metric
 from equipoise.picked_clients import picked_words
 from equipoise.privacy.drowned_sums import DROWNS, drowning_words
@@ -37,7 +37,7 @@ def card(run: RunRecord, *, about: Mapping[str, Any] | None = None, groups: Grou
     """The card as JSON. `about` adds what only the caller knows: the model's class, its parameters, its inputs.
 
     `groups` are groups of clients whose figures are wanted beside those that the run itself knows. Under secure sums or
-    differential privacy no single client is named, and the seed is null: noise and cohorts of a simulation follow from it.
+    differential privacy no single client is named.
     """
     private, absent = run.protects_clients, run.clients.not_evaluated
     rows = run.clients.where(run.judged_on)
@@ -55,7 +55,7 @@ def card(run: RunRecord, *, about: Mapping[str, Any] | None = None, groups: Grou
         "data": {"name": run.data, "clients": known},
         "method": {
             "algorithm": repr(run.algorithm), "rounds": run.rounds, "clients_per_round": run.clients_per_round,
-            "seed": None if private else run.seed, "took_part": participation_words(run),
+            "seed": run.seed, "took_part": participation_words(run),
         },
         "judged_on": run.judged_on,
         "error_is": "loss" if run.error_is_loss else "error",
@@ -278,30 +278,29 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
         return f"{100 * value:.1f} %" if percent else f"{value:.4g}"
 
     def table(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-        yield f"| {escaped(content['measured'])} | clients | {' | '.join(KEYS.values())} |"
+        yield f"| {markdown_text(content['measured'])} | clients | {' | '.join(KEYS.values())} |"
         yield "|---|---:|" + "---:|" * len(KEYS)
         for name, row in rows.items():
-            yield f"| {escaped(name)} | {row['clients']} | {' | '.join(number(row[key]) for key in KEYS)} |"
+            yield f"| {markdown_text(name)} | {row['clients']} | {' | '.join(number(row[key]) for key in KEYS)} |"
 
     model, method, behind = content["model"], content["method"], content["left_behind"]
-    yield f"# Model card: {escaped(model['name'])}"
+    yield f"# Model card: {markdown_text(model['name'])}"
     yield ""
     for name, value in model.items():
         if name != "name":
-            yield f"- {name.replace('_', ' ')}: {escaped(value)}"
+            yield f"- {name.replace('_', ' ')}: {markdown_text(value)}"
     yield ""
     yield "## Data"
     yield ""
     counts = ", ".join(f"{count} {split}" for split, count in content["data"]["clients"].items())
-    yield f"{escaped(content['data']['name'])}: clients {counts}."
+    yield f"{markdown_text(content['data']['name'])}: clients {counts}."
     yield ""
     yield "## Method"
     yield ""
     yield f"`{method['algorithm'].replace('`', '')}`"
     yield ""
     more = f" {method['took_part']}" if method.get("took_part") else ""
-    seed = "" if method["seed"] is None else f", seed {method['seed']}"  # noise and cohorts of a private run follow from it
-    yield f"{method['rounds']} rounds of {method['clients_per_round']} clients{seed}.{more}"
+    yield f"{method['rounds']} rounds of {method['clients_per_round']} clients, seed {method['seed']}.{more}"
     yield ""
     yield "## How clients fare"
     yield ""
@@ -320,7 +319,7 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
         yield "Figures of train clients are over examples: a client counts by its number of them. Elsewhere each counts once."
         yield ""
     if content.get("not_evaluated_words"):
-        yield escaped(content["not_evaluated_words"])
+        yield markdown_text(content["not_evaluated_words"])
         yield ""
     if content["subgroups"]:
         whose = ", own models" if content["judged_on"] in shared else ""
@@ -344,7 +343,7 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
     if behind["worst_clients"]:
         few = [row["examples"] < FEW_EXAMPLES for row in behind["worst_clients"]]
         listed = ", ".join(
-            f"{escaped(row['client'])} ({number(row['error'])}{'*' * mark})"
+            f"{markdown_text(row['client'])} ({number(row['error'])}{'*' * mark})"
             for row, mark in zip(behind["worst_clients"], few, strict=True)
         )
         note = f" (* fewer than {FEW_EXAMPLES} {content['judged_on']} examples: much of this number may be chance)" * any(few)
@@ -357,7 +356,7 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "## Privacy"
     yield ""
-    yield escaped(content["privacy"])
+    yield markdown_text(content["privacy"])
     yield ""
     yield "## How it was made"
     yield ""
@@ -375,11 +374,3 @@ def _worst_words(behind: Mapping[str, Any], split: str, noun: str, worst: str) -
     if clients <= FEW_CLIENTS and split != "train":  # training clients count by their examples
         return f"Of the {clients} {kind} clients, the one that fares worst has {with_article(noun)} of {worst}. {more}"
     return f"The tenth of the {clients} {kind} clients that fares worst has a mean {noun} of {worst}. {more}"
-
-
-def escaped(text: object) -> str:
-    """Text that Markdown and HTML show as it is: names of clients come from elsewhere."""
-    plain = " ".join(str(text).split())
-    for letter in "\\`*_[]#|!":
-        plain = plain.replace(letter, f"\\{letter}")
-    return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,6 +1,6 @@
 """Private optimisers for centralised training: torch modules, per-example clipping, noise, and an account of what it cost.
 
-    optimizer = eq.optim.DPSGD(net, lr=0.5, clip=1.0, noise_multiplier=1.0, sample_rate=64 / 25_000, seed=0)
+    optimizer = eq.optim.DPSGD(net, lr=0.5, clip=1.0, noise_multiplier=1.0, sample_rate=1 / 400, expected_batch_size=64)
     for x, y in optimizer.batches(X, Y, steps=1000):       # Poisson batches; one may be empty, and is a step as well
         optimizer.step(x, y)
     optimizer.epsilon(delta=1e-5)

@@ -27,7 +27,7 @@ class DPSGD(PrivateOptimizer):
     >>> import torch
     >>> from equipoise.models import Logistic
     >>> net, x, y = Logistic(2), torch.eye(2), torch.tensor([0, 1])
-    >>> optimizer = DPSGD(net, lr=1.0, clip=1.0, noise_multiplier=0.0, sample_rate=1.0)
+    >>> optimizer = DPSGD(net, lr=1.0, clip=1.0, noise_multiplier=0.0, sample_rate=1.0, expected_batch_size=2)
     >>> for batch in optimizer.batches(x, y, steps=1):
     ...     optimizer.step(*batch)
     >>> net.weight
@@ -56,7 +56,7 @@ class DPAdam(PrivateOptimizer):
     >>> import torch
     >>> from equipoise.models import Logistic
     >>> net, x, y = Logistic(2, bias=False), torch.eye(2), torch.tensor([0, 1])  # gradients (½, 0) and (0, −½)
-    >>> optimizer = DPAdam(net, lr=1.0, clip=1.0, noise_multiplier=0.0, sample_rate=1.0)
+    >>> optimizer = DPAdam(net, lr=1.0, clip=1.0, noise_multiplier=0.0, sample_rate=1.0, expected_batch_size=2)
     >>> for batch in optimizer.batches(x, y, steps=1):  # g̃ = (¼, −¼)
     ...     optimizer.step(*batch)
     >>> [round(w, 3) for w in net.weight.tolist()]  # the first step of Adam has the length lr
@@ -100,7 +100,8 @@ class DPRMSProp(PrivateOptimizer):
     >>> import torch
     >>> from equipoise.models import Logistic
     >>> net, x, y = Logistic(2, bias=False), torch.eye(2), torch.tensor([0, 1])  # gradients (½, 0) and (0, −½)
-    >>> optimizer = DPRMSProp(net, lr=1.0, beta=0.75, eps=0.125, clip=1.0, noise_multiplier=0.0, sample_rate=1.0)
+    >>> privacy = {"clip": 1.0, "noise_multiplier": 0.0, "sample_rate": 1.0, "expected_batch_size": 2}
+    >>> optimizer = DPRMSProp(net, lr=1.0, beta=0.75, eps=0.125, **privacy)
     >>> for batch in optimizer.batches(x, y, steps=1):  # g̃ = (¼, −¼)
     ...     optimizer.step(*batch)
     >>> [round(w, 3) for w in net.weight.tolist()]  # √v = ½ · ¼, so ¼/(⅛ + ⅛)
@@ -136,7 +137,7 @@ class DPAdaGrad(DPRMSProp):
     >>> import torch
     >>> from equipoise.models import Logistic
     >>> net, x, y = Logistic(2, bias=False), torch.eye(2), torch.tensor([0, 1])  # gradients (½, 0) and (0, −½)
-    >>> optimizer = DPAdaGrad(net, lr=1.0, eps=0.25, clip=1.0, noise_multiplier=0.0, sample_rate=1.0)
+    >>> optimizer = DPAdaGrad(net, lr=1.0, eps=0.25, clip=1.0, noise_multiplier=0.0, sample_rate=1.0, expected_batch_size=2)
     >>> for batch in optimizer.batches(x, y, steps=1):  # g̃ = (¼, −¼)
     ...     optimizer.step(*batch)
     >>> [round(w, 3) for w in net.weight.tolist()]  # √v = ¼, so ¼/(¼ + ¼)

@@ -47,7 +47,7 @@ class DP2(PrivateOptimizer):
     >>> import torch
     >>> from equipoise.models import Logistic
     >>> net, x, y = Logistic(2, bias=False), torch.eye(2), torch.tensor([0, 1])  # gradients (½, 0) and (0, −½)
-    >>> optimizer = DP2(net, lr=1.0, delay=1, beta=0.75, clip=1.0, noise_multiplier=0.0, sample_rate=1.0)
+    >>> optimizer = DP2(net, lr=1.0, delay=1, beta=0.75, clip=1.0, noise_multiplier=0.0, sample_rate=1.0, expected_batch_size=2)
     >>> for batch in optimizer.batches(x, y, steps=1):  # g̃ = (¼, −¼)
     ...     optimizer.step(*batch)
     >>> net.weight.tolist(), optimizer.memory["second_moment"].tolist()  # a step of DP-SGD; then v = ¼ · (¼)²

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,15 +11,9 @@ from torch import Tensor
 from equipoise.core.rng import generator
 from equipoise.errors import is_integer, require, require_integer, require_number
 from equipoise.optim.gradients import check_examples
-from equipoise.privacy.random_source import SystemSource
+from equipoise.privacy.random_source import SystemSource, uniforms
 
 Examples = tuple[Tensor, Tensor]
-
-
-def fresh_seed(seed: int | None) -> int:
-    """The seed given, or one from the operating system."""
-    require(seed is None or is_integer(seed), "seed", "must be a whole number, or None for one that nobody knows", seed)
-    return secrets.randbits(62) if seed is None else int(seed)
 
 
 def poisson_rows(examples: int, sample_rate: float, *, seed: int, step: int) -> Tensor:
@@ -35,8 +28,7 @@ def poisson_rows(examples: int, sample_rate: float, *, seed: int, step: int) -> 
 
 def system_rows(examples: int, sample_rate: float) -> Tensor:
     """The rows of one batch, each of 0 … examples − 1 by a coin of the operating system with probability `sample_rate`."""
-    coins = (SystemSource().words(examples) >> np.uint64(11)) * 2.0**-53
-    return torch.from_numpy(np.flatnonzero(coins < sample_rate))
+    return torch.from_numpy(np.flatnonzero(uniforms(examples, SystemSource()) < sample_rate))
 
 
 def poisson_batches(
@@ -85,6 +77,7 @@ def set_aside(x: Tensor, y: Tensor, *, examples: int, seed: int) -> tuple[Exampl
     """
     check_examples(x, y)
     require_integer("examples", examples, 1, len(x) - 1)
-    order = torch.from_numpy(generator(fresh_seed(seed), "public examples").permutation(len(x)))
+    require(is_integer(seed), "seed", "must be a whole number", seed)
+    order = torch.from_numpy(generator(int(seed), "public examples").permutation(len(x)))
     public, private = order[:examples].sort().values, order[examples:].sort().values
     return (x[public.to(x.device)], y[public.to(y.device)]), (x[private.to(x.device)], y[private.to(y.device)])

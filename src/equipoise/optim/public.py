@@ -69,7 +69,8 @@ class AdaDPS(PrivateOptimizer):
     >>> from equipoise.models import Logistic
     >>> net, x, y = Logistic(2, bias=False), torch.eye(2), torch.tensor([0, 1])  # gradients (½, 0) and (0, −½)
     >>> known = {"weight": torch.tensor([0.5, 1.0])}
-    >>> optimizer = AdaDPS(net, lr=1.0, side_information=known, clip=1.0, noise_multiplier=0.0, sample_rate=1.0)
+    >>> privacy = {"clip": 1.0, "noise_multiplier": 0.0, "sample_rate": 1.0, "expected_batch_size": 2}
+    >>> optimizer = AdaDPS(net, lr=1.0, side_information=known, **privacy)
     >>> for batch in optimizer.batches(x, y, steps=1):  # g̃ = (½, −¼)
     ...     optimizer.step(*batch)
     >>> [round(w, 3) for w in net.weight.tolist()]  # A = (½, 1): the first gradient doubles
@@ -161,7 +162,8 @@ class DPRPub(DPRMSProp):
     >>> import torch
     >>> from equipoise.models import Logistic
     >>> net, x, y = Logistic(2, bias=False), torch.eye(2), torch.tensor([0, 1])  # gradients (½, 0) and (0, −½)
-    >>> optimizer = DPRPub(net, lr=1.0, public=(x, y), beta=0.75, eps=0.125, clip=1.0, noise_multiplier=0.0, sample_rate=1.0)
+    >>> privacy = {"clip": 1.0, "noise_multiplier": 0.0, "sample_rate": 1.0, "expected_batch_size": 2}
+    >>> optimizer = DPRPub(net, lr=1.0, public=(x, y), beta=0.75, eps=0.125, **privacy)
     >>> for batch in optimizer.batches(x, y, steps=1):  # g̃ = (¼, −¼)
     ...     optimizer.step(*batch)
     >>> [round(w, 3) for w in net.weight.tolist()]  # ĝ = g̃: √v = ½ · ¼, so ¼/(⅛ + ⅛)
@@ -207,7 +209,8 @@ class PDADPMD(PrivateOptimizer):
     >>> from equipoise.models import Logistic
     >>> net, x, y = Logistic(2, bias=False), torch.eye(2), torch.tensor([0, 1])  # gradients (½, 0) and (0, −½)
     >>> first = (x[:1], y[:1])
-    >>> optimizer = PDADPMD(net, lr=1.0, public=first, private_share=0.5, clip=1.0, noise_multiplier=0.0, sample_rate=1.0)
+    >>> privacy = {"clip": 1.0, "noise_multiplier": 0.0, "sample_rate": 1.0, "expected_batch_size": 2}
+    >>> optimizer = PDADPMD(net, lr=1.0, public=first, private_share=0.5, **privacy)
     >>> for batch in optimizer.batches(x, y, steps=1):  # g̃ = (¼, −¼)
     ...     optimizer.step(*batch)
     >>> [round(w, 3) for w in net.weight.tolist()]  # ĝ = (½, 0)

@@ -80,6 +80,9 @@ class PersonalRun:
             return state
         rows = self.rows.read(state.places, cohort.clients).to(params)
         after, shared = self.method.work(self.context, params, cohort, rows, solver, state.shared)
+        if shared is not state.shared and not self._traits.sums_models:
+            rule = "must say sums_models = True in its class, since its work changes what all clients share"
+            raise InvalidParameter("personal", rule, self.method, "Or return `shared` as it was given.")
         return PersonalState(self.rows.write(state.places, cohort.clients, after), shared)
 
     def losses(self, state: PersonalState, params: Tensor, cohort: Cohort) -> Tensor | None:

@@ -38,30 +38,32 @@ from equipoise.privacy.releases import (
     CohortEvent,
     FixedSampling,
     NoSampling,
+    PlainRounds,
     PoissonSampling,
     Release,
     Sampling,
     check_delta,
+    counted,
     fold,
     sampling_of,
 )
 
 Method = Literal["pld", "rdp"]
+NOMINAL = "nominal: whoever knows noise_seed takes the noise off. Leave it out for an ε that holds"
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6  # outside of this a multiplier is no answer to anybody's question
 _SMALLEST_PLD_DELTA = 1e-13  # dp-accounting cuts tails of mass 1e-15 off each composition; below, RDP is the better bound
 
 
 # --------------------------------------------------------------------------------------------------------------- what it costs
 
-Events = Sequence[CohortEvent | tuple[CohortEvent, int]]
+Events = Sequence[CohortEvent | tuple[CohortEvent, int] | PlainRounds]
 _Tally = tuple[tuple[float, Sampling, int], ...]  # (folded multiplier, sampling, how often), each kind once
 
 
 def _tally(events: Events) -> _Tally:
     counts: Counter[tuple[float, Sampling]] = Counter()
-    for item in events:
-        event, count = (item, 1) if isinstance(item, CohortEvent) else item
-        require_integer("count", count, 0)
+    for event, count in map(counted, events):
+        require_integer("rounds", count, 0)
         everyone = isinstance(event.sampling, PoissonSampling) and event.sampling.rate == 1
         counts[event.multiplier, NoSampling() if everyone else event.sampling] += count
     if len({type(sampling) for _, sampling in counts} - {NoSampling}) > 1:
@@ -176,19 +178,22 @@ def _epsilon(tally: _Tally, delta: float, method: Method, rough: bool = False) -
 
 
 def epsilon_of(events: Events, delta: float, *, method: Method | None = None) -> float:
-    """ε at `delta` of all events together, each a `CohortEvent` or a pair (event, how often); for those not told the cohorts.
+    """ε at `delta` of all rounds together, for those not told the cohorts.
+
+    `events` are triples (noise multiplier, sampling, rounds). The sampling is the rate of Poisson cohorts, a pair (cohort,
+    population) of fixed sizes, or None for everyone in every round. What a round releases besides comes from the same cohort:
+    give its multipliers together, as ((quantile, update), sampling, rounds). The noise of a multiplier z has the standard
+    deviation z · clip on the sum, and z · 2 · clip where cohorts have a fixed size. `CohortEvent`s of `privacy.releases` and
+    pairs (event, how often) are taken, too.
 
     `method` is "pld" (privacy loss distributions) or "rdp" (Rényi divergences); both bound ε from above, PLD more tightly.
     None: PLD, but RDP for cohorts of fixed size, which PLD does not know, and for δ below 1e-13. For cohorts of fixed size ε
     is the smaller of the bounds with and without amplification by sampling: both hold.
 
-    `events` are releases about cohorts, such as one `CohortEvent` for each kind of round.
-
     Source: the accountants of dp-accounting (PLD: Koskela, Jälkö, Honkela 2020; RDP: Mironov 2017).
 
-    >>> from equipoise.privacy.releases import CohortEvent, NoSampling, Release
-    >>> event = CohortEvent((Release("update", 1.0),), NoSampling())  # a Gaussian with noise multiplier 1
-    >>> round(epsilon_of([event], delta=0.126937), 2)  # δ = Φ(½ − ε) − e^ε Φ(−½ − ε) = 0.3085 − 2.718 · 0.0668 at ε = 1
+    >>> once = [(1.0, None, 1)]  # one Gaussian with noise multiplier 1
+    >>> round(epsilon_of(once, delta=0.126937), 2)  # δ = Φ(½ − ε) − e^ε Φ(−½ − ε) = 0.3085 − 2.718 · 0.0668 at ε = 1
     1.0
     """
     check_delta(delta)
@@ -214,10 +219,9 @@ class Spent:
     epsilon_server: float  # for one who knows the cohorts
     rounds: int  # that are counted
     participations: int  # rounds that one client took part in, at most
-    seeded: bool = False  # the noise can be drawn again by whoever knows the seed
+    nominal: bool = False  # the noise follows from a seed: no ε holds
     discrete: bool = False  # some of the noise is discrete, and recorded as the Gaussian of equal zCDP
     table: bool = False  # the data are a table, whose schema ε does not cover
-    seeded_cohorts: bool = False  # who takes part can be drawn again by whoever knows the seed
     hidden: bool = False  # nodes draw by themselves whether they take part, so that nobody knows the cohorts
 
     def _known_cohorts(self) -> str:
@@ -229,23 +233,16 @@ class Spent:
         return f"ε = {self.epsilon_server:.4g} for one who knows who took part in which rounds ({most})."
 
     def __str__(self) -> str:
+        if self.nominal:
+            return f"ε is {NOMINAL}."
         rounds = f"{self.rounds} round{'s' * (self.rounds != 1)}"
         return (
-            f"{'Nominal ' * self.seeded}ε = {self.epsilon:.4g} at δ = {self.delta:.4g} "
+            f"ε = {self.epsilon:.4g} at δ = {self.delta:.4g} "
             f"({self.adjacency}, {self.method.upper()} accounting, {rounds}); "
             f"{self._known_cohorts()} "
             "Runs made to choose settings are not counted."
             + (" Discrete noise counts as the Gaussian of equal zCDP: within 0.3 %, but not a bound." * self.discrete)
             + (" Means, categories and other statistics in the table's schema are not covered by ε." * self.table)
-            + (
-                " The noise was drawn from the run's seed, so ε is nominal: whoever knows or guesses the seed can take the "
-                'noise off. For an ε that holds use DifferentialPrivacy(…, source="system"), in a file source = "system".'
-                * self.seeded
-            )
-            + (
-                " Who took part was drawn from the run's seed: the first ε holds while the seed is secret."
-                * (self.seeded_cohorts and not self.seeded)
-            )
         )
 
 

@@ -117,7 +117,8 @@ class CanaryRounds:
         "nothing" none. `contributors` is the size to which each cohort is cut down, as if the other clients were lost.
         """
         noise, first = self.noise, self.setting.begin()
-        noise.seed, noise.book = seed, ReleaseBook()
+        noise.inject(seed)
+        noise.book = ReleaseBook()
         setting = replace(self.setting, seed=seed)
         state, along, here = first, [], []
         for index in range(rounds):

@@ -24,7 +24,7 @@ def refuse_unprotected(algorithm: Algorithm, privacy: DifferentialPrivacy | DPFT
         )
     traits = algorithm.traits
     summed = traits.aggregator.normalises or algorithm.aggregator  # FedNova scales updates before they are clipped
-    if not read(AggregatorTraits, summed).weighted_sum:
+    if not read(AggregatorTraits, summed).weighted_sum or traits.aggregator.needs_losses:
         raise IncompatibleParts(
             f"{algorithm.aggregator!r} is no plain sum of updates, which is all that the noise protects.",
             "Use aggregators.WeightedMean(); clipping is part of the privacy mechanism.",
@@ -44,7 +44,7 @@ def refuse_unprotected(algorithm: Algorithm, privacy: DifferentialPrivacy | DPFT
 def refuse_unaccounted(algorithm: Algorithm) -> None:
     """Refuse cohorts that the accountant does not know."""
     drawn, traits = algorithm.drawn_by, algorithm.traits
-    if not traits.sampler.accounted:
+    if not traits.sampler.accounted or is_of_user(drawn):
         raise IncompatibleParts(
             f"The accountant does not know cohorts drawn by {drawn!r}.",
             "Use sampling.Poisson() (the default), sampling.Uniform() for cohorts of fixed size, or sampling.Full().",
@@ -58,7 +58,7 @@ def refuse_unaccounted(algorithm: Algorithm) -> None:
 
 def refuse_uncorrelated(algorithm: Algorithm) -> None:
     """Refuse, under noise that is correlated over rounds, clients whose rounds may be any, and releases beside the sum."""
-    if algorithm.traits.sampler.separation is None:
+    if algorithm.traits.sampler.separation is None or is_of_user(algorithm.drawn_by):
         raise IncompatibleParts(
             "Noise that is correlated over rounds goes by how far apart the rounds of a client are, which "
             f"{algorithm.drawn_by!r} does not promise.",
@@ -74,7 +74,8 @@ def refuse_uncorrelated(algorithm: Algorithm) -> None:
 
 def refuse_visible(algorithm: Algorithm, privacy: SecureAggregation) -> None:
     """Refuse, under secure aggregation, whatever has to see a single client."""
-    if not algorithm.aggregator.linear and algorithm.traits.aggregator.around is None:
+    traits = algorithm.traits.aggregator
+    if traits.needs_losses or (not algorithm.aggregator.linear and traits.around is None):
         raise IncompatibleParts(
             f"SecureAggregation reveals only the sum of updates, but {algorithm.aggregator!r} reads each one.",
             "Use aggregators.WeightedMean(), or drop SecureAggregation.",
@@ -85,7 +86,8 @@ def refuse_visible(algorithm: Algorithm, privacy: SecureAggregation) -> None:
 
 def _refuse_risk(algorithm: Algorithm, loss_bound: float | None, under: str) -> None:
     risk, traits = algorithm.risk, algorithm.traits.risk
-    if is_of_user(risk) and (traits.client_form is None or (traits.client_form == "loss" and traits.client_weight is None)):
+    alone = traits.client_form == "loss" and traits.client_weight is not None
+    if is_of_user(risk) and not alone and (traits.client_form != "base" or traits.needs_losses):
         raise IncompatibleParts(
             f"Under {under} each client finds its weight alone, from its own loss and a public bound, and {risk!r} has no such "
             "client-side form.",
@@ -125,7 +127,7 @@ def _hidden_quantile(under: str) -> str:
 def _refuse_filter(algorithm: Algorithm, under: str) -> None:
     risk, traits, quantile = algorithm.risk, algorithm.traits.risk, algorithm.traits.quantile
     private = under == "differential privacy"
-    if not traits.filters or quantile.reads_losses:
+    if not traits.filters or quantile.reads_losses or is_of_user(traits.quantile):
         raise IncompatibleParts(
             f"{risk!r} sets weights by the losses of single clients, which {under} does not let the server see.",
             f"Give it quantile=privacy.{_hidden_quantile(under)}.",
@@ -161,9 +163,9 @@ def _refuse_looking_around(algorithm: Algorithm, under: str) -> None:
             "protect.",
             "Use solvers.SGD(…), with prox=… for FedProx.",
         )
-    if traits.personal.sums_models:
+    personal, sums = algorithm.personal, traits.personal.sums_models
+    if sums or (sums is None and personal is not None and is_of_user(personal)):
         raise IncompatibleParts(
-            f"{algorithm.personal!r} has the server see clients' own models, or what they add up to, which {under} does not "
-            "protect.",
-            "Use personal.Ditto(): its models stay with the clients.",
+            f"{personal!r} has the server see clients' own models, or what they add up to, which {under} does not protect.",
+            "Use personal.Ditto(): its models stay with the clients. A class of your own says so by sums_models = False.",
         )

@@ -91,9 +91,10 @@ def checked_coefficients(coefficients: Sequence[float] | Numbers) -> Numbers:
 
 
 def banded_sensitivity(matrix: Numbers, *, separation: int, participations: int) -> float:
-    """√k times the largest column norm of a lower-triangular matrix (T, T) with at most `separation` bands.
+    """What one client can change at most, for a lower-triangular matrix (T, T) with at most `separation` bands.
 
-    Then the columns of two rounds of one client share no row. Matrices with more bands are refused.
+    Then the columns of two rounds of one client share no row, and the rounds whose columns are the longest together are the
+    worst. Matrices with more bands are refused.
 
     `matrix` (T, T) is C. `separation` b is the least number of rounds between two rounds of a client, and `participations` k
     the most of them.
@@ -111,8 +112,11 @@ def banded_sensitivity(matrix: Numbers, *, separation: int, participations: int)
     bands = int(max((row - column for row, column in np.argwhere(given)), default=0)) + 1
     rule, fix = f"must be at least the number of bands, {bands}", "Use fewer bands, or let rounds of a client be further apart."
     require(bands <= separation, "separation", rule, separation, fix)
-    most = min(participations, -(-len(given) // separation))
-    return math.sqrt(most * float((given**2).sum(0).max()))
+    norms, most = (given**2).sum(0), np.zeros(len(given) + separation)  # most[t]: of columns from t on, squared
+    for _ in range(min(participations, -(-len(given) // separation))):
+        taken = norms + most[separation:]
+        most[: len(given)] = np.maximum.accumulate(taken[::-1])[::-1]
+    return math.sqrt(most[0])
 
 
 def toeplitz_matrix(coefficients: Sequence[float] | Numbers) -> Numbers:
@@ -229,14 +233,16 @@ class Banded:
         return found
 
     def sensitivity(self, rounds: int, *, separation: int, participations: int) -> float:
-        """The most that one client can change in a run of `rounds` rounds: √k times the norm of a column.
+        """The most that one client can change in a run of exactly `rounds` rounds: √(Σ_j Σ_i c_i²) over its columns j.
 
+        The columns share no row, and the end of the run cuts off the last of them, so that the earliest rounds are the worst.
         `separation` b is the least number of rounds between two rounds of a client, and `participations` k the most of them.
         """
         rule, fix = f"must be at least the number of bands, {len(self.bands)}", "Give fewer bands, or raise the separation."
         require(len(self.bands) <= separation, "separation", rule, separation, fix)
-        most = min(participations, -(-rounds // separation))
-        return math.sqrt(most) * float(np.linalg.norm(self.bands[:rounds]))
+        require_integer("participations", participations, 1)
+        given, starts = self.coefficients(rounds), range(0, min(rounds, separation * participations), separation)
+        return float(np.linalg.norm([np.linalg.norm(given[: rounds - start]) for start in starts]))
 
     def begin(self, independent: Tensor) -> Tensor:
         """The noise of the rounds before the first one, (bands − 1, D), all 0, for noise like `independent` (D,)."""

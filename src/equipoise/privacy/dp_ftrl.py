@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
-from equipoise.errors import InvalidParameter, require, require_number
+from equipoise.errors import InvalidParameter, require, require_integer, require_number
 from equipoise.privacy import accounting, releases
 from equipoise.privacy.compatibility import refuse_uncorrelated, refuse_unprotected
 from equipoise.privacy.correlated_noise import BLT, Banded
@@ -38,11 +38,12 @@ class DPFTRL:
 
     The whole run is one Gaussian release with the multiplier z, so ε is the same after the first round as after the last. z
     is the least within `epsilon` at `delta`, or `noise_multiplier`. Neighbours differ by one client's contributions zeroed.
+    The noise is made for the number of rounds: such a run gets no more of them, not even by a checkpoint.
     The server is trusted; it adds the noise. It works only with risk.Mean() and plain sums, because a tail's quantile would
     be a second release. It works with any server optimiser, as post-processing.
 
-    `source="system"` takes the noise from the operating system. A run that resumes from a checkpoint then begins a new
-    mechanism, which counts as one more release. With "seeded" it continues as if it had never stopped, and ε is nominal.
+    `noise_seed` is as in DifferentialPrivacy. A simulation that resumes from a checkpoint continues as if it had never
+    stopped. Over a network it begins a new mechanism, which counts as one more release.
 
     Source: Kairouz et al. 2021 (DP-FTRL, arXiv 2103.00039); Choquette-Choo et al. 2023 (banded, arXiv 2306.08153); McMahan et
     al. 2024 (BLT, arXiv 2408.08868).
@@ -58,7 +59,7 @@ class DPFTRL:
     decays: tuple[float, ...] = ()  # of the BLT, in [0, 1)
     scales: tuple[float, ...] = ()  # of the BLT, ≥ 0, with a sum of at most 1
     bands: tuple[float, ...] = ()  # coefficients of a banded matrix, in place of a BLT
-    source: Literal["seeded", "system"] = "seeded"  # of the noise: repeatable, or from the operating system
+    noise_seed: int | None = None  # of noise that repeats, for tests: no ε holds then; None: a secret of the system
 
     correlated: ClassVar[bool] = True
     # What a plan of noise asks of any mechanism, and this one does not have.
@@ -81,7 +82,7 @@ class DPFTRL:
         require(good, "clip", "must be finite where there is noise", self.clip, "An update's norm is what noise hides.")
         both = bool(self.bands) and bool(self.decays or self.scales)
         require(not both, "bands", "must not be given beside decays and scales", self.bands, "Choose a BLT or a banded matrix.")
-        require(self.source in ("seeded", "system"), "source", 'must be "seeded" or "system"', self.source)
+        require_integer("noise_seed", self.noise_seed, 0, none="noise from a secret")
         matrix = self.matrix
         for name in ("decays", "scales") if isinstance(matrix, BLT) else ("bands",):
             object.__setattr__(self, name, getattr(matrix, name))
@@ -149,11 +150,10 @@ class CorrelatedPlan(NoisePlan):
         return f"{self.privacy!r} with {self.calibration!r}, rounds {self.separation} apart, for {self.rounds} rounds"
 
     def resume(self, state: PrivateState, rounds: int) -> None:
-        """Go on from a checkpoint: with the same noise where it is seeded, else with a new mechanism."""
-        self.noise_key = state.noise_key
+        """Go on from a checkpoint: with the same noise, but over a network with a new mechanism."""
         if rounds:
             self.book.fill(1, self.planned, self.sampling, self.privacy.delta)
-        if rounds and self.privacy.source == "seeded":
+        if rounds and not self.book.once:
             self._began = 0
 
     def begin_release(self, round_index: int, purpose: str, *, contributors: int | None = None) -> bool:
@@ -183,6 +183,8 @@ class CorrelatedPlan(NoisePlan):
     def table(self, state: PrivateState, evaluated: tuple[str, ...]) -> PrivacyTable:
         """ε by observer."""
         table = super().table(state, evaluated)
+        if self.nominal:
+            return table
         rows = tuple(
             replace(row, adjacency=ZEROED, assumes=_KNOWN) if row.observer in ("public", "node") else row for row in table.rows
         )

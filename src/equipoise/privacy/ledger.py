@@ -129,6 +129,13 @@ class Ledger:
             for entry in read_entries(self.path) if self.path.exists() else ():
                 self._take(entry)
 
+    @classmethod
+    def at(cls, place: Ledger | str | Path | None, *, durable: bool) -> Ledger:
+        """The ledger of a file, or one that is open already."""
+        ledger = place if isinstance(place, Ledger) else cls(place)
+        ledger.durable = ledger.durable or durable
+        return ledger
+
     def _take(self, entry: LedgerEntry) -> None:
         self.entries.append(entry)
         if not entry.token:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from equipoise.core.words import cells, joined, padded
 from equipoise.privacy.accounting import epsilon_of
 from equipoise.privacy.ledger import (
     Ledger,
@@ -70,20 +72,21 @@ class DataInLedgers:
         return f"{first} and {len(more)} more with clients in common" if more else first
 
     def __str__(self) -> str:
-        nominal = "nominal " if self.nominal else ""
-        head = f"Data {self.name}: {len(self.runs)} run{'s' * (len(self.runs) != 1)}, {nominal}ε in all = "
-        if self.epsilon is None:
+        head = f"Data {self.name}: {len(self.runs)} run{'s' * (len(self.runs) != 1)}, ε in all = "
+        if self.nominal:
+            lines = [f"{head}nominal"]
+        elif self.epsilon is None:
             noisy = f"; of the noisy releases alone {self.epsilon_noisy:.4g} at δ = {self.delta:.4g}" * (self.epsilon_noisy > 0)
             lines = [f"{head}none (exact releases in run {', '.join(self.without_epsilon)}{noisy})"]
         else:
             lines = [f"{head}{self.epsilon:.4g} at δ = {self.delta:.4g} for the public"]
-        width = max(18, *(len(run.shown) + 2 for run in self.runs))
+        width = max(18, *(cells(run.shown) + 2 for run in self.runs))
         lines.append(f"{'run':<{width}}{'rounds':>7}{'releases':>10}{'outside ε':>11}{'ε':>10}{'ε, server':>18}")
         for run in self.runs:
-            own = "none" if run.epsilon is None else f"{run.epsilon:.4g}"
-            known = "" if run.epsilon_server is None else f"{run.epsilon_server:.4g}"
+            own, known = (_shown(each, self.nominal) for each in (run.epsilon, run.epsilon_server))
+            own = own or "none"
             known = "none" if run.epsilon is None or (run.evaluated and known == "") else known
-            row = f"{run.shown:<{width}}{run.rounds:>7}{run.releases:>10}{run.exact:>11}{own:>10}{known:>18}"
+            row = f"{padded(run.shown, width)}{run.rounds:>7}{run.releases:>10}{run.exact:>11}{own:>10}{known:>18}"
             lines.append(row.rstrip())
         if not self.data:
             lines.append('Runs of a node have the names that the server\'s federation.json gives them ("run").')
@@ -102,7 +105,7 @@ class DataInLedgers:
             lines.append("ε, server: none, because it sees exact evaluations of clients that train.")
         if any(run.hidden and run.epsilon_server is not None for run in self.runs):
             lines.append("ε, server: nodes drew by themselves whether they took part, so the server did not know the cohorts.")
-        return "\n".join(lines)
+        return joined(lines)
 
     def plain(self) -> dict[str, Any]:
         """The report as plain values; ε is None where exact releases leave none."""
@@ -184,17 +187,24 @@ def words_below(folder: Path, groups: Mapping[str, str]) -> str:
 
     `groups` has one name for data sets with clients in common (`experiment.open_runs.group_data`).
     """
-    if not find_ledgers(folder):
-        return ""
-    entries = [replace(entry, data=groups.get(entry.data, entry.data)) for entry in entries_below(folder)]
+    return words_of(entries_below(folder), groups) if find_ledgers(folder) else ""
+
+
+def words_of(entries: Iterable[LedgerEntry], groups: Mapping[str, str]) -> str:
+    """`words_below` for the entries of a ledger. It knows data by a hash of all examples, which is not said."""
+    entries = [replace(entry, data=groups.get(entry.data, entry.data)) for entry in entries]
     found = [data for data in summarise_ledgers(entries) if sum(run.releases > 0 for run in data.runs) > 1]
-    return " ".join(
-        f"The {len(data.runs)} private runs on data {data.name} together: {'nominal ' * data.nominal}ε = {_in_all(data)}."
-        for data in found
-    )
+    return " ".join(f"The {len(data.runs)} private runs on these data together: ε = {_in_all(data)}." for data in found)
+
+
+def _shown(epsilon: float | None, nominal: bool) -> str:
+    """ε as text; without noise that holds, beside runs whose noise follows from a seed, "nominal"; empty for None."""
+    return "" if epsilon is None else "nominal" if nominal and math.isinf(epsilon) else f"{epsilon:.4g}"
 
 
 def _in_all(data: DataInLedgers) -> str:
+    if data.nominal:
+        return "nominal"
     if data.epsilon is None:
         return f"none (exact releases in run {', '.join(data.without_epsilon)})"
     return f"{data.epsilon:.4g} at δ = {data.delta:.4g} for the public"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from equipoise.core.abilities import is_part
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _LARGEST_EXPONENT, _SMALLEST_BOUND = 100.0, 1e-100  # a clip bound stays a positive finite number
 Noise = Literal["central", "distributed"]
-Source = Literal["seeded", "system"]
 
 
 @dataclass(frozen=True)
@@ -80,9 +79,9 @@ class DifferentialPrivacy:
     many shares as the expected number of clients. Otherwise its noise would reveal how many clients took part. Further
     clients add no noise, and the server adds the missing shares. `step` is the grid of the rounding (None: chosen).
 
-    `source="seeded"` repeats runs and makes ε nominal, and is refused in a federation; "system" takes the noise from the
-    operating system (in a simulation cohorts still follow from the seed: keep it secret). `method` is the accountant's ("pld",
-    "rdp", None: the tighter that applies).
+    Noise and cohorts follow from a secret that the operating system draws for each run (docs/privacy.md). A `noise_seed` draws
+    the noise again in each run, for tests; then no ε holds, none is printed, and a federation refuses it. `method` is the
+    accountant's ("pld", "rdp", None: the tighter that applies).
 
     Source: McMahan et al. 2018 (DP-FedAvg); Pillutla et al. 2023, Algorithm 4, with the corrections in docs/privacy.md;
     Kairouz, Liu, Steinke 2021 (distributed noise).
@@ -106,7 +105,7 @@ class DifferentialPrivacy:
     noise: Noise = "central"  # who adds the noise: the server, or the clients
     step: float | None = None  # the grid of distributed noise; None: chosen
     fewest: int | None = None  # shares of distributed noise that suffice; None: half of the expected cohort
-    source: Source = "seeded"  # of the noise: repeatable, or from the operating system
+    noise_seed: int | None = None  # of noise that repeats, for tests: no ε holds then; None: a secret of the system
     method: Literal["pld", "rdp"] | None = None  # of accounting; None: the tighter one that applies
 
     def __post_init__(self) -> None:
@@ -126,7 +125,7 @@ class DifferentialPrivacy:
         require_number("step", self.step, "(0, ∞)", none="one that fits the noise")
         require_integer("fewest", self.fewest, 1, none="half of the expected cohort")
         require(self.noise in ("central", "distributed"), "noise", 'must be "central" or "distributed"', self.noise)
-        require(self.source in ("seeded", "system"), "source", 'must be "seeded" or "system"', self.source)
+        require_integer("noise_seed", self.noise_seed, 0, none="noise from a secret")
         require(self.method in (None, "pld", "rdp"), "method", 'must be "pld", "rdp" or None', self.method)
         write_as_floats(self)
         if self.noise == "distributed" and (self.clip_rule is not None or self.clip == math.inf):
@@ -154,7 +153,7 @@ class GaussianMechanism:
     """Clipping and a fixed amount of noise, without a budget: DifferentialPrivacy(None, delta, clip, noise_multiplier=…).
 
     ε at `delta` is reported. `noise_multiplier` is noise over sensitivity of all releases of a round together; an infinite
-    `clip` with no noise is the plain run with the fixed denominator. `source` is as in DifferentialPrivacy.
+    `clip` with no noise is the plain run with the fixed denominator. `noise_seed` is as in DifferentialPrivacy.
 
     Source: McMahan et al. 2018 (DP-FedAvg).
 
@@ -168,8 +167,7 @@ class GaussianMechanism:
     quantile_ratio: float = 0.25  # the cost of the release about losses, in zCDP, in units of the sum of updates
     clip_rule: ClipRule | None = None  # how `clip` moves over the rounds; None: it stays
     loss_bound: float | None = None  # losses above it count as equal to it
-    # `as_budget()` shows the source; checkpoints know the mechanism by its text.
-    source: Source = field(default="seeded", repr=False)  # of the noise: repeatable, or from the operating system
+    noise_seed: int | None = None  # of noise that repeats, for tests: no ε holds then; None: a secret of the system
 
     def __post_init__(self) -> None:
         self.as_budget()
@@ -179,7 +177,7 @@ class GaussianMechanism:
         """The mechanism as DifferentialPrivacy without a budget."""
         return DifferentialPrivacy(
             None, self.delta, self.clip, self.quantile_ratio, self.noise_multiplier, self.clip_rule, self.loss_bound,
-            source=self.source,
+            noise_seed=self.noise_seed,
         )  # fmt: skip
 
     def check(self, algorithm: Algorithm) -> None:

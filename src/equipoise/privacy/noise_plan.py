@@ -8,29 +8,26 @@ adapts. Denominators are fixed in advance, nothing is divided by what came, and 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
+from os import urandom
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.averaging import Last, Uniform
-from equipoise.core import rng
-from equipoise.core.fingerprints import with_floats, without_addresses
-from equipoise.errors import require
+from equipoise.errors import ConfigError, require
 from equipoise.privacy import accounting, releases
 from equipoise.privacy.discrete_gaussian import concentrated_epsilon
-from equipoise.privacy.ledger import server_epsilon
+from equipoise.privacy.ledger import new_token, server_epsilon
 from equipoise.privacy.observer_table import KnownCohorts, PrivacyTable, ReleasedNoise
 from equipoise.privacy.private_quantile import ENOUGH_NOISE, Adjacency, PrivateQuantile
-from equipoise.privacy.random_source import RandomSource, Seeded, SystemSource, system_gaussian
+from equipoise.privacy.random_source import SECRET_BYTES, RandomSource, SecretStream, SystemSource, gaussian
 from equipoise.privacy.release_book import ReleaseBook
 from equipoise.privacy.secure_sum import required_modulus, rounded_norm_bound
-from equipoise.sampling import Poisson
 from equipoise.types import RunSize
 
 if TYPE_CHECKING:
@@ -45,15 +42,14 @@ _FINE = 16.0  # grid steps per clip bound and √D, unless a step is given: roun
 class PrivateState:
     """What privacy carries from round to round: the clip bound, and in how many rounds each client took part (n,).
 
-    `exposure` (n,) is larger by more than 1 after a round in which too few clients added noise. `noise_key` is what the
-    seeded noise of the run is drawn by; "" in checkpoints of version 0.1. `buffers` (pairs, D)
-    is what noise that is correlated over rounds remembers.
+    `exposure` (n,) is larger by more than 1 after a round in which too few clients added noise. `run` is the run's name in its
+    ledger, drawn at random. `buffers` (pairs, D) is what noise that is correlated over rounds remembers.
     """
 
     clip: float
     participations: Tensor
     exposure: Tensor | None = None
-    noise_key: str = ""
+    run: str = ""
     buffers: Tensor | None = None
 
     def after(self, clients: Tensor, *, clip: float, weight: float = 1.0) -> PrivateState:
@@ -62,7 +58,7 @@ class PrivateState:
         participations[clients] += 1
         exposure = self.participations.double() if self.exposure is None else self.exposure.clone()
         exposure[clients] += weight
-        return PrivateState(clip, participations, exposure, self.noise_key, self.buffers)
+        return replace(self, clip=clip, participations=participations, exposure=exposure)
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,11 @@ class Calibration:
 
 
 class NoisePlan:
-    """How much noise each release of one run has, and what its rounds cost."""
+    """How much noise each release of one run has, and what its rounds cost.
+
+    The noise follows from `secret`, drawn by the operating system for this run, or from a `noise_seed`, and then no ε holds
+    (`nominal`). It is None where the operating system draws each number, over a network, and empty once the run has ended.
+    """
 
     def __init__(self, privacy: DifferentialPrivacy, algorithm: Algorithm, size: RunSize) -> None:
         self.privacy, self.algorithm = privacy, algorithm
@@ -91,8 +91,10 @@ class NoisePlan:
         self.shares = self.clients if self.by_nodes else max(self.expected, self.fewest)
         self.calibration = self._calibrate()
         self.quantile = self._calibrated_quantile()
-        self.book = ReleaseBook(repeatable=privacy.source == "seeded")
-        self.noise_key = digest_releases(algorithm)
+        self.nominal = privacy.noise_seed is not None
+        self.secret: bytes | None = key_of_seed(algorithm, size.seed) if self.nominal else urandom(SECRET_BYTES)
+        self.run = "" if self.nominal else new_token()  # runs with one name release the same bits
+        self.book = ReleaseBook(nominal=self.nominal)
 
     # -------------------------------------------------------------------------------------------------------- before the run
 
@@ -227,29 +229,26 @@ class NoisePlan:
         """The noise of this run, for its checkpoints: a run must go on with the noise that it began with."""
         return f"{self.privacy!r} with {self.calibration!r}, {self.quantile!r}, for {self.rounds} rounds"
 
+    def inject(self, seed: int) -> None:
+        """Have noise and cohorts follow from a number: for audits, which compare pairs of runs."""
+        self.secret = seed.to_bytes(SECRET_BYTES, "little")
+
     def begin(self) -> PrivateState:
         """The state before the first round: the first clip bound, and nobody has taken part."""
         nobody = torch.zeros(self.clients, dtype=torch.int32)
-        return PrivateState(float(self.privacy.clip), nobody, nobody.double(), self.noise_key)
+        return PrivateState(float(self.privacy.clip), nobody, nobody.double(), self.run)
 
     def resume(self, state: PrivateState, rounds: int) -> None:
-        """Resume from a checkpoint after `rounds` rounds, with the noise that the run began with; every round stays counted."""
-        self.noise_key = state.noise_key
+        """Resume from a checkpoint after `rounds` rounds: every round stays counted."""
         self.book.fill(rounds, self.planned, self.sampling, self.privacy.delta)
 
     def source(self, purpose: str, round_index: int) -> RandomSource:
         """Random words for one purpose in one round."""
-        return SystemSource() if self.privacy.source == "system" else Seeded(self.seed, self._purpose(purpose), round_index)
-
-    def _purpose(self, purpose: str) -> str:
-        return f"{purpose} of {self.noise_key}" if self.noise_key else purpose
+        return SystemSource() if self.secret is None else SecretStream(self.secret, purpose, round_index)
 
     def gaussian(self, purpose: str, round_index: int, count: int) -> Tensor:
         """Standard normal numbers (count,) float64 for one purpose in one round."""
-        if self.privacy.source == "system":  # every bit of it, not a generator started from a few
-            return system_gaussian(count)
-        key = rng.stream_key(self.seed, f"private noise: {self._purpose(purpose)}", round_index)
-        return torch.from_numpy(np.random.Generator(np.random.Philox(key=key)).standard_normal(count))
+        return gaussian(count, self.source(purpose, round_index))
 
     def update_noise(self, state: PrivateState, round_index: int, count: int) -> tuple[Tensor, PrivateState]:
         """The noise (count,) float64 of a round's sum of updates in units of its sensitivity, and the state after it."""
@@ -292,8 +291,7 @@ class NoisePlan:
         A run that was killed some rounds after its checkpoint finds these rounds in the ledger. Where it releases the same bits
         again, they count with their rounds, as in a run that was never killed.
         """
-        repeats = self.book.repeatable and not self.book.once
-        if not repeats and self.book.releases > rounds * len(self.planned):
+        if self.book.once and self.book.releases > rounds * len(self.planned):
             return self._events_epsilon()
         return self.accountant.epsilon_after(rounds)
 
@@ -301,7 +299,7 @@ class NoisePlan:
         return accounting.epsilon_of(self.book.events(), self.privacy.delta, method=self.privacy.method)
 
     def _known_cohorts(self, participations: float) -> KnownCohorts:
-        zeroed = releases.fold(*(z for _, z in self.planned.values()))
+        zeroed = 0.0 if self.nominal else releases.fold(*(z for _, z in self.planned.values()))
         if isinstance(self.sampling, releases.PoissonSampling) and self.by_nodes:
             rounds = sum(count for _, count in self.book.events())
             return KnownCohorts(zeroed, rounds, self.shares, self.fewest, self.sampling.rate, self.privacy.method)
@@ -310,12 +308,13 @@ class NoisePlan:
     def spent(self, state: PrivateState, rounds: int) -> accounting.Spent:
         """What the run has spent: ε of all that the ledger says was begun."""
         most = int(state.participations.max())
-        spent = self.accountant.spent(0)
+        neighbours = "replace one client" if self.change == 2 else "zero out one client"  # how many there are is public
+        spent = replace(self.accountant.spent(0), adjacency=neighbours)
         server = self._server(state)
         discrete = self.distributed or self.quantile is not None
         return replace(
             spent, epsilon=self._events_epsilon(), epsilon_server=math.inf if server is None else server, rounds=rounds,
-            participations=most, seeded=self.privacy.source == "seeded", discrete=discrete, hidden=self.by_nodes,
+            participations=most, nominal=self.nominal, discrete=discrete, hidden=self.by_nodes,
         )  # fmt: skip
 
     def _server(self, state: PrivateState) -> float | None:
@@ -330,25 +329,30 @@ class NoisePlan:
         """ε by observer; `evaluated` says what of clients that train was evaluated exactly."""
         return ReleasedNoise(
             self.book.events(), self.privacy.delta, self._known_cohorts(float(state.participations.max())), self._server(state),
-            self.distributed, self.privacy.source == "seeded", self.clients, evaluated, self.privacy.method, self.book.releases,
+            self.distributed, self.nominal, self.clients, evaluated, self.privacy.method, self.book.releases,
         ).table()  # fmt: skip
 
 
-def digest_releases(algorithm: Algorithm) -> str:
-    """A short hash of all of an algorithm that its releases depend on.
+def key_of_seed(algorithm: Algorithm, seed: int) -> bytes:
+    """The key of noise from a `noise_seed`: a hash of it, the run's seed, and all parts that a release depends on.
 
-    Methods of a comparison share their seed, and must not share their noise. Clients' own models change no release unless
-    they are what clients send. A part that is written out, as configuration files do, counts as the default that it is, and
-    1 as 1.0 where a setting is a float.
+    So methods of a comparison do not share their noise. Parts stand there as configurations write them, those of one's own by
+    their import path, and 1 as 1.0: code that is renamed draws the same noise. Clients' own models change no release unless
+    they are what clients send.
     """
-    if algorithm.personal is not None and algorithm.traits.personal.updates is None:
-        algorithm = replace(algorithm, personal=None)
-    described = {each.name: with_floats(getattr(algorithm, each.name)) for each in fields(algorithm)}
-    averaging = Uniform() if algorithm.traits.risk.averaged else Last()
-    usual = {"sampler": Poisson(), "averaging": averaging, "weights": "uniform"}
-    described |= {name: None for name, value in usual.items() if repr(described[name]) == repr(value)}
-    text = f"Algorithm({', '.join(f'{name}={value!r}' for name, value in described.items())})"
-    return hashlib.blake2b(without_addresses(text).encode(), digest_size=8).hexdigest()
+    from equipoise.experiment.part_config import describe_part
+
+    sent = algorithm.personal if algorithm.traits.personal.updates is not None else None
+    usual = {"sampler": algorithm.drawn_by, "averaging": algorithm.reported, "personal": sent, "weights": None}
+    table: dict[str, Any] = {"seeds": [str(algorithm.traits.privacy.noise_seed), str(seed)]}
+    for kind, part in {each.name: getattr(algorithm, each.name) for each in fields(algorithm)}.items():
+        part = usual.get(kind, part)
+        try:
+            table[kind] = None if part is None else describe_part(kind, part)
+        except (ConfigError, AttributeError):
+            table[kind] = f"{type(part).__module__}:{type(part).__qualname__}"
+    text = json.dumps(json.loads(json.dumps(table), parse_int=float), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=SECRET_BYTES).digest()
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from equipoise.core.words import joined, table_lines
 from equipoise.errors import InvalidParameter, require_integer
-from equipoise.privacy.accounting import Method, epsilon_of, gaussian_epsilon
+from equipoise.privacy.accounting import NOMINAL, Method, epsilon_of, gaussian_epsilon
 from equipoise.privacy.ledger import Tally, compose, pack_sampling, unpack_sampling, with_fewer_shares
 from equipoise.privacy.releases import CohortEvent, FixedSampling, PoissonSampling, Release
 
 ZEROED = "one client's contribution zeroed"
-SEEDED_COHORTS = "Who took part was drawn from the run's seed: ε of public and node holds while the seed is secret."
 PUBLIC = "sees every round's model and nothing else, and cannot know who took part"
 
 
@@ -34,7 +34,9 @@ class ObserverPrivacy:
 
     @property
     def shown(self) -> str:
-        """ε as text: "none" where there is no protection."""
+        """ε as text: "none" where there is no protection, "nominal" where the noise follows from a seed."""
+        if self.assumes == NOMINAL:
+            return "nominal"
         return "none" if self.epsilon is None else f"{self.epsilon:.4g}"
 
 
@@ -68,23 +70,12 @@ class PrivacyTable:
 
     rows: tuple[ObserverPrivacy, ...]  # one per observer
     delta: float | None = None  # the probability that ε leaves open; None without differential privacy
-    nominal: bool = False  # the noise was seeded: whoever knows the seed takes it off
+    nominal: bool = False  # the noise follows from a seed: no ε holds
     known: KnownCohorts | None = None  # where nodes add the noise and learn who takes part
     events: tuple[tuple[float, tuple[str | float, ...], int], ...] = ()  # multiplier, sampling, how often
     releases: int = 0  # noisy sums that were begun
     notes: tuple[str, ...] = ()  # further sentences that its text shows
     noise: str = ""  # sentences on a released model that is mostly noise; empty if it is not
-
-    @property
-    def relies_on_chance(self) -> bool:
-        """Whether ε of some observer is smaller because chance decides who takes part."""
-        return self.delta is not None and any(sampling[0] != "everyone" for _, sampling, _ in self.events)
-
-    def with_seeded_cohorts(self) -> PrivacyTable:
-        """The table of a run whose cohorts were drawn from its seed: what sampling hides is hidden while the seed is secret."""
-        if self.nominal or not self.relies_on_chance:
-            return self
-        return replace(self, notes=(*self.notes, SEEDED_COHORTS))
 
     def __getitem__(self, observer: str) -> ObserverPrivacy:
         for row in self.rows:
@@ -109,12 +100,9 @@ class PrivacyTable:
 
     def __str__(self) -> str:
         title = "Privacy by observer" + (f", at δ = {self.delta:.4g}" if self.delta is not None else "")
-        title += " (nominal: the noise was seeded)" if self.nominal else ""
         head = ("observer", "ε", "neighbours differ by", "because" if all(r.epsilon is None for r in self.rows) else "assuming")
         lines = [head, *((row.observer, row.shown, row.adjacency, row.assumes) for row in self.rows)]
-        widths = [max(len(line[i]) for line in lines) for i in range(3)]
-        texts = ["  ".join([*(c.ljust(w) for c, w in zip(line, widths, strict=False)), line[3]]).rstrip() for line in lines]
-        return "\n".join([title, *texts, *self.notes])
+        return joined([title, *table_lines(lines), *self.notes])
 
     def plain(self) -> dict[str, Any]:
         """The table as plain values, for JSON; an infinite number is None."""
@@ -173,16 +161,18 @@ class ReleasedNoise:
     def table(self) -> PrivacyTable:
         """The table of the run."""
         fixed = any(isinstance(event.sampling, FixedSampling) for event, _ in self.events)
-        neighbours = "replacing one client" if fixed else "adding or removing one client"
+        neighbours = "replacing one client" if fixed else ZEROED
         epsilon = epsilon_of(self.events, self.delta, method=self.method)
         public = ObserverPrivacy("public", _bounded(epsilon), neighbours, PUBLIC)
         packed = tuple((event.multiplier, pack_sampling(event.sampling), count) for event, count in self.events)
-        rows = (public, self._node(neighbours, epsilon), self._server())
+        rows: tuple[ObserverPrivacy, ...] = (public, self._node(neighbours, epsilon), self._server())
         notes = (
             "ε covers what the rounds release. Evaluations, logs and runs made to choose settings are outside of it.",
             *(["Replacing one client: the smaller of the bounds with and without amplification is given."] if fixed else []),
         )
         known = self.known if self.distributed else None
+        if self.nominal:
+            rows = tuple(replace(row, assumes=NOMINAL) for row in rows)
         return PrivacyTable(rows, self.delta, self.nominal, known, packed, self.releases, notes)
 
     def _node(self, neighbours: str, public: float) -> ObserverPrivacy:
@@ -229,5 +219,5 @@ def composed_words(tables: Iterable[PrivacyTable | None]) -> str:
     if whole is None or whole[2] < 2:
         return ""
     epsilon, delta, runs, nominal = whole
-    cost = f"{'nominal ' * nominal}ε = {epsilon:.4g} at δ = {delta:.4g}"
-    return f"The {runs} private runs on these data together: {cost} for the public."
+    cost = "ε is nominal." if nominal else f"ε = {epsilon:.4g} at δ = {delta:.4g} for the public."
+    return f"The {runs} private runs on these data together: {cost}"

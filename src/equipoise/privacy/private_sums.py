@@ -105,10 +105,7 @@ class PrivateSums:
         if not distributed and noise.calibration.update > 0:
             scale = noise.calibration.update * noise.change * clip / plan.denominator
             drawn, private = noise.update_noise(private, index, len(params))
-            if noise.privacy.source == "system":  # float64 up to here: the sum is rounded once, with its noise
-                total = (total.double() + drawn.to(params.device) * scale).to(params)
-            else:
-                total = total + drawn.to(params) * scale
+            total = (total.double() + drawn.to(params.device) * scale).to(params)  # rounded once, with its noise
         after = private.after(plan.cohort.clients, clip=self._next_clip(clip, plan, work), weight=weight)
         return Combined(total, work, state.aggregator, after)
 

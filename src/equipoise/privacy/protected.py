@@ -76,6 +76,8 @@ class Protected:
 
     def open_ledger(self, ledger: Ledger, *, data: str, run: str, once: bool) -> None:
         """Write all releases of the run into a ledger."""
+        if once and self.noise is not None:
+            self.noise.secret = None  # each number is the operating system's own
         self.book.open(ledger, data=data, run=run, once=once)
 
     def resume(self, state: Any, rounds: int) -> None:
@@ -100,13 +102,14 @@ class Protected:
         if len(others) < 2:
             return table
         epsilon, delta = compose([events_of(same_clients)], self.noise.privacy.delta)
-        together = f"ε = {epsilon:.4g} at δ = {delta:.4g} for the public."
+        nominal = any(entry.nominal for entry in same_clients)
+        together = "ε is nominal." if nominal else f"ε = {epsilon:.4g} at δ = {delta:.4g} for the public."
         said = f"All {len(others)} runs on these clients in the ledger together: {together}"
         return replace(table, notes=(*table.notes, said))
 
     def epsilon_after(self, rounds: int) -> float | None:
         """ε for whoever receives the models of the first `rounds` rounds."""
-        return None if self.noise is None else self.noise.epsilon_after(rounds)
+        return None if self.noise is None or self.noise.nominal else self.noise.epsilon_after(rounds)
 
     def spent(self, state: Any, rounds: int) -> Spent | None:
         """What the run has spent of its budget."""

@@ -12,13 +12,13 @@ from equipoise.privacy.releases import Release, Sampling
 class ReleaseBook:
     """What one run writes into a ledger. Before `open` it is in memory.
 
-    `once` is for a federation: no release of a round is begun twice, by this process or another. A run whose noise is
-    `repeatable` releases the same bits again when it repeats a round, which counts once.
+    `once` is for a federation: no release of a round is begun twice, by this process or another. A simulation releases the
+    same bits again when it repeats a round, which counts once. `nominal` noise follows from a seed: it is written down as none.
     """
 
-    def __init__(self, *, repeatable: bool = True) -> None:
+    def __init__(self, *, nominal: bool = False) -> None:
         self.ledger, self.data, self.run = Ledger(), "", "run"
-        self.repeatable, self.once = repeatable, False
+        self.nominal, self.once = nominal, False
         self._begun: dict[tuple[int, str], LedgerEntry] = {}
         self._outcomes: dict[tuple[int, str], LedgerEntry] = {}
         self._cohorts: dict[int, LedgerEntry] = {}
@@ -66,10 +66,10 @@ class ReleaseBook:
         """Write down that a noisy sum is about to be released; False if it was begun before and must not be again."""
         if self.once and (round_index, release.name) in self._begun:
             return False
-        token = "" if self.repeatable and not self.once else new_token()
+        multiplier, zeroed = (0.0, 0.0) if self.nominal else (release.multiplier, zeroed)
         entry = LedgerEntry(
-            "release", self.data, self.run, round_index, release.name, release.multiplier, zeroed, pack_sampling(sampling),
-            delta, shares, token, contributors=contributors, nominal=self.repeatable,
+            "release", self.data, self.run, round_index, release.name, multiplier, zeroed, pack_sampling(sampling), delta,
+            shares, new_token() if self.once else "", contributors=contributors, nominal=self.nominal,
         )  # fmt: skip
         self._write(entry)
         return True

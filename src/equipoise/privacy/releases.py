@@ -6,7 +6,9 @@ A noise multiplier z is the standard deviation of the noise on a sum over the se
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from equipoise.errors import IncompatibleParts, require, require_integer, require_number
 
@@ -94,6 +96,29 @@ class CohortEvent:
     def multiplier(self) -> float:
         """The multiplier of the one Gaussian that equals all releases together."""
         return fold(*(release.multiplier for release in self.releases))
+
+
+PlainRounds = tuple[float | Sequence[float], float | tuple[int, int] | None, int]  # noise multipliers, sampling, how many
+
+
+def counted(item: Any) -> tuple[CohortEvent, int]:
+    """An event and how often: as it is given, or rounds in plain numbers (noise multiplier, sampling, rounds).
+
+    The sampling is a rate for Poisson cohorts, a pair (cohort, population) for cohorts of fixed size, or None for everyone.
+    Several noise multipliers are of releases about one cohort.
+
+    >>> counted(((5.0, 5.0), 0.1, 20))[0].sampling, round(counted(((5.0, 5.0), 0.1, 20))[0].multiplier, 4)
+    (PoissonSampling(rate=0.1, by_nodes=False), 3.5355)
+    """
+    first, *more = item if isinstance(item, tuple | list) else (item, 1)
+    if isinstance(first, CohortEvent) and len(more) == 1:
+        return first, more[0]
+    rule, fix = "must hold triples (noise multiplier, sampling, rounds)", "E.g. [(1.1, 0.01, 1000)]: 1000 rounds at rate 0.01."
+    fixed = len(more) == 2 and isinstance(more[0], tuple | list)
+    require(len(more) == 2 and (not fixed or len(more[0]) == 2), "events", rule, item, fix)
+    sampling = FixedSampling(*more[0]) if fixed else sampling_of(sampling_rate=more[0])
+    several = first if isinstance(first, tuple | list) else (first,)
+    return CohortEvent(tuple(Release("given", z) for z in several), sampling), more[1]
 
 
 def fold(*multipliers: float) -> float:

@@ -131,7 +131,7 @@ class ObserverAttack:
 
 
 def _plan_of(algorithm: Algorithm, size: RunSize) -> NoisePlan:
-    """The noise of the run; seeded, so that an audit repeats."""
+    """The noise of the run, whose secret each trial sets, so that an audit repeats."""
     if algorithm.traits.privacy.correlated:
         raise IncompatibleParts(
             f"{algorithm.privacy!r} adds noise that is correlated over rounds, and an audit looks at rounds one by one.",
@@ -139,8 +139,9 @@ def _plan_of(algorithm: Algorithm, size: RunSize) -> NoisePlan:
         )
     protection = cast(Any, algorithm.privacy).protect(algorithm, size)
     privacy, noise = protection.noise.privacy, protection.noise
-    seeded = replace(privacy, source="seeded", epsilon=None, noise_multiplier=noise.calibration.whole)
-    return NoisePlan(seeded, algorithm, replace(size, rounds=max(size.rounds, 1)))
+    require(not noise.nominal, "noise_seed", "must not be given: no ε holds then", privacy.noise_seed, "Leave it out.")
+    calibrated = replace(privacy, epsilon=None, noise_multiplier=noise.calibration.whole)
+    return NoisePlan(calibrated, algorithm, replace(size, rounds=max(size.rounds, 1)))
 
 
 def weaken(noise: NoisePlan, factor: float, size: RunSize) -> NoisePlan:
@@ -251,7 +252,7 @@ def _by_first_release(noise: NoisePlan) -> ObserverAttack:
         for present in (True, False):
             values = []
             for number in range(count):
-                plan.seed = stream_key(seed, f"audit of the first release, {present}", number) >> 1
+                plan.inject(stream_key(seed, f"audit of the first release, {present}", number))
                 values.append(_first_release(plan, present))
             worlds.append(np.array(values))
         return worlds[0], worlds[1]

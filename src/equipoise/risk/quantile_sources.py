@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core.numbers import Numbers, numbers
+from equipoise.core.numbers import Numbers, mass_slack, numbers
 from equipoise.errors import require_integer, require_number
 
 _RESCUES = 60
-_EPSILON = float(np.finfo(np.float64).eps)
 ROUNDING = 1e-12  # relative error allowed to a mean of losses in float64
 
 
@@ -38,8 +37,7 @@ def tail_quantile_index(losses: Numbers, alpha: Numbers, tail: float, given: tor
     mass_above = ordered[::-1].cumsum()[::-1] - ordered  # of all later ones in the order
     # Among equal losses the first in the order has the others' mass "above" it; taking the value makes that harmless,
     # because a later equal one has less above it and the same value.
-    slack = tail * torch.finfo(given).eps + 4 * len(losses) * _EPSILON  # rounding of the weights, and of adding them up
-    place: np.intp = order[(mass_above <= tail + slack).argmax()]
+    place: np.intp = order[(mass_above <= tail + mass_slack(given, len(losses))).argmax()]
     return place
 
 

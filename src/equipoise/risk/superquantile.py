@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.abilities import is_part, read
-from equipoise.core.numbers import numbers
+from equipoise.core.numbers import mass_slack, numbers
 from equipoise.errors import IncompatibleParts, require, require_integer, require_kind, require_number
 from equipoise.risk.quantile_sources import ROUNDING, Exact, tail_quantile_index
 from equipoise.risk.quantile_sources import tail_quantile as tail_quantile  # public here too
@@ -43,7 +43,7 @@ def exact_weights(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
     slack = ROUNDING * abs(quantile)
     weights = np.where(values > quantile + slack, alpha / tail, 0.0)
     left = 1.0 - weights.sum()
-    if left > 1e-12:  # or rounding would give one client more a weight of 1e-17, and work to do
+    if left > min(0.5, mass_slack(base_weights.dtype, len(values)) / tail):  # or rounding gives a client more a tiny weight
         level = abs(values - quantile) <= slack
         weights[level] = alpha[level] * (left / max(alpha[level].sum(), 1e-300))
     return torch.from_numpy(weights / weights.sum()).to(base_weights)

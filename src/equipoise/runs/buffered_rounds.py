@@ -220,11 +220,7 @@ class RunOnClock:
             stream = rng.stream_key(setting.seed, "aggregation", state.round)
             keys = rng.client_keys(stream, setting.data.train.keys[clients].cpu())
         updates = updates * factors.to(updates).unsqueeze(1)
-        rows = LocalWork(updates, norms, losses)
-        if not bool(weighed.all()):
-            rows = LocalWork(updates[weighed.to(updates.device)], norms[weighed], losses[weighed])
-            share, keys = share[weighed], None if keys is None else keys[weighed]
-        total, aggregated = total_of_rows(algorithm.aggregator, rows, rows.update, share, state.aggregator, keys=keys)
+        total, aggregated = total_of_rows(algorithm.aggregator, work, updates, share, state.aggregator, keys=keys)
         return plan, Combined(total, work, aggregated, state.privacy)
 
     def weigh(

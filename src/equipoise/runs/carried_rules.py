@@ -10,6 +10,7 @@ from equipoise.core.abilities import solver_traits
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
 from equipoise.errors import IncompatibleParts, notify
+from equipoise.privacy.lookers import may_look
 from equipoise.solvers.batches import batch_sizes
 
 _CURE = "Use equipoise.models.with_group_norm(model), which normalises within each example"
@@ -57,14 +58,14 @@ def check_smallest_batches(task: Task, clients: ClientSet, algorithm: Algorithm)
 
     BatchNorm refuses a batch of one example, if it has one value per channel: there is no variance.
     """
-    if task.smallest_batch < 2:
+    public_length = algorithm.privacy is not None and algorithm.traits.solver.after_rows is not None  # of everyone's steps
+    if task.smallest_batch < 2 or not (public_length or may_look("small batches", algorithm)):
         return
     solver = algorithm.traits.solver.solver or algorithm.solver
     traits, name = solver_traits(solver), type(task.module).__name__
     sizes = clients.host_sizes
     smallest, largest = batch_sizes(solver, sizes)
     few, none = int((smallest < 2).sum()), int((largest < 2).sum())
-    public_length = algorithm.privacy is not None and algorithm.traits.solver.after_rows is not None  # of everyone's steps
     if none == len(sizes) or (few and (traits.finish is not None or public_length)):
         ids = [clients.ids[k] for k in (smallest < 2).nonzero().flatten()[:3].tolist()]
         raise IncompatibleParts(

@@ -1,8 +1,8 @@
 """Checkpoints: all that a run needs to go on as if it had never stopped, in one safetensors file, written atomically.
 
-Cohorts and batches are pure functions of the seed and the round, so the state between rounds is small: parameters and the
-states of the parts. These may be made of tensors, numbers, text, None, tuples, lists, dictionaries and dataclasses. Nothing
-is pickled, and reading a file imports nothing.
+Cohorts and batches are pure functions of the seed and the round, and so are cohorts and noise of a private run's secret. The
+state between rounds is therefore small: parameters and the states of the parts. These may be made of tensors, numbers, text,
+None, tuples, lists, dictionaries and dataclasses. Nothing is pickled, and reading a file imports nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from equipoise.core.files import locked, make_folder, remove_unfinished, write_atomically, writing
-from equipoise.core.fingerprints import without_addresses
 from equipoise.core.tensor_files import read_tensor_file, tensor_file_bytes
 from equipoise.errors import CheckpointError, Diverged, NotWritten, notify, require
 from equipoise.observers import EvaluationPoint, History
@@ -41,10 +40,7 @@ if TYPE_CHECKING:
 SECONDS = 10.0  # between checkpoints, unless a number of rounds is given
 SHARE = 0.05  # of a run's time that may go into writing checkpoints, unless a number of rounds is given
 KIND = "checkpoint"
-MOVED_MODULES = {  # where state classes of version 0.1 live now: checkpoints name them by module
-    "equipoise.personal.run": "equipoise.personal.personal_run",
-    "equipoise.privacy.run": "equipoise.privacy.noise_plan",
-}
+MOVED_MODULES = {"equipoise.personal.run": "equipoise.personal.personal_run"}  # of state classes, since version 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +56,12 @@ class SavedRun:
     failure: Diverged | None = None
     start: Tensor | None = None  # w^0, where clients begin with it in later rounds
     stop: StopState | None = None  # of early stopping
+    secret: str = field(default="", repr=False)  # what noise and cohorts of a private run follow from; "" once it has ended
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run ends here, before its last round."""
+        return self.failure is not None or (self.stop is not None and self.stop.over)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +79,10 @@ class Checkpoint:
         whole = {"runs": runs, "seconds": self.seconds, "choice": self.choice}
         return tensor_file_bytes(tensors, text=json.dumps(whole), kind=KIND)
 
+    def write(self, path: Path) -> None:
+        """Write the file; its owner alone may read it, as it may hold a secret."""
+        write_atomically(path, self.bytes(), private=True)
+
 
 def _packed_run(run: SavedRun, tensors: dict[str, Tensor], prefix: str) -> dict[str, Any]:
     """A run as JSON; tensors go to `tensors` under names that begin with `prefix`."""
@@ -90,6 +96,7 @@ def _packed_run(run: SavedRun, tensors: dict[str, Tensor], prefix: str) -> dict[
         "failure": None if failure is None else [failure.round, failure.clients, failure.what],
         "start": None if start is None else packed(start, tensors, f"{prefix}start"),
         "stop": None if stop is None else packed(stop, tensors, f"{prefix}stop"),
+        "secret": run.secret,
     }
 
 
@@ -106,7 +113,7 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
         history = History(given, points=[EvaluationPoint(**p) for p in whole["points"]])
         failure = Diverged(*whole["failure"]) if whole.get("failure") is not None else None
         start, stop = (unpacked(whole.get(name), tensors, place) for name in ("start", "stop"))
-        return SavedRun(ServerState(**parts), history, whole["identity"], failure, start, stop)
+        return SavedRun(ServerState(**parts), history, whole["identity"], failure, start, stop, whole.get("secret", ""))
 
     with _reading(path):
         whole, tensors = _contents(path)
@@ -228,11 +235,14 @@ class Checkpoints(Observer):
             measured = self._settings[0].engine_traits.measured
             named = zip(runs, self._identities, strict=True)
             saved = [
-                SavedRun(run.state, run.history, identity, run.failure, run.start, run.stop if run.setting.stop else None)
+                SavedRun(
+                    run.state, run.history, identity, run.failure, run.start, run.stop if run.setting.stop else None,
+                    run.setting.secret.hex(),
+                )
                 for run, identity in named
-            ]
+            ]  # fmt: skip
             choice = {} if measured is None else measured.read()
-            write_atomically(self.path, Checkpoint(saved, now - self._began, choice).bytes())
+            Checkpoint(saved, now - self._began, choice).write(self.path)
             for rows, state in keeping:
                 rows.on_saved(state)
             self._saved = time.monotonic()
@@ -327,27 +337,18 @@ def numbered(saving: Checkpoints | None, number: int) -> Checkpoints | None:
     return Checkpoints(path.with_name(f"{path.stem}-{number}{path.suffix}"), every=saving.every)
 
 
-def checkpoint_of(saving: Checkpoints, method: str, algorithm: Any, seed: int) -> Checkpoints:
+def checkpoint_of(saving: Checkpoints, method: str, seed: int) -> Checkpoints:
     """The checkpoint of a run of a comparison: beside the given file, named by method and seed.
 
-    A name with characters that files should not have is shortened, and a few digits of its hash tell it from others. Files of
-    earlier versions were numbered; one of them that holds this run is gone on with.
+    A name with characters that files should not have is shortened, and a few digits of its hash tell it from others.
 
-    >>> checkpoint_of(Checkpoints("c.ckpt"), "FedAvg", None, 3).path.name
+    >>> checkpoint_of(Checkpoints("c.ckpt"), "FedAvg", 3).path.name
     'c-FedAvg-seed3.ckpt'
-    >>> checkpoint_of(Checkpoints("c.ckpt"), "a/b", None, 0).path.name
+    >>> checkpoint_of(Checkpoints("c.ckpt"), "a/b", 0).path.name
     'c-a-b-6d959c-seed0.ckpt'
     """
     plain = re.sub(r"[^A-Za-z0-9._+=]+", "-", method).strip("-.")[:40]
     if plain != method:
         plain = f"{plain}-{hashlib.blake2b(method.encode(), digest_size=3).hexdigest()}".lstrip("-")
     path = saving.path
-    named = path.with_name(f"{path.stem}-{plain}-seed{seed}{path.suffix}")
-    number = 1
-    while not named.exists() and (old := numbered(saving, number)) is not None and old.path.exists():
-        (first, *others) = read_checkpoint(old.path).runs
-        wanted = {"seed": str(seed), "algorithm": without_addresses(repr(algorithm))}
-        if not others and all(first.identity.get(key) == value for key, value in wanted.items()):
-            return old
-        number += 1
-    return Checkpoints(named, every=saving.every)
+    return Checkpoints(path.with_name(f"{path.stem}-{plain}-seed{seed}{path.suffix}"), every=saving.every)

@@ -41,7 +41,9 @@ def choose_driver(settings: Sequence[Setting]) -> Driver:
 
 
 def draw_alike(first: Setting, second: Setting) -> bool:
-    """Whether two runs have the same cohorts in every round."""
+    """Whether two runs have the same cohorts in every round: not if one draws them from a secret of its own."""
+    if any(run.noise is not None and not run.noise.nominal for run in (first, second)):
+        return False
     same = first.seed == second.seed and first.clients_per_round == second.clients_per_round
     return same and same_part(first.sampler, second.sampler) and torch.equal(first.alpha, second.alpha)
 

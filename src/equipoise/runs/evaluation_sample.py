@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from equipoise.core import rng
-from equipoise.core.abilities import evaluates_samples
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import IncompatibleParts, is_integer, require
-from equipoise.types import Engine, EngineTraits
+from equipoise.types import EngineTraits
 
 
 def evaluation_sample(data: FederatedData, count: int | None) -> dict[str, Tensor] | None:
@@ -36,19 +35,12 @@ def _smallest_keys(clients: ClientSet, count: int, name: str) -> Tensor:
     return torch.from_numpy(np.sort(np.argpartition(keys, count)[:count]))
 
 
-def refuse_sample(sample: Mapping[str, Tensor] | None, engine: Engine, traits: EngineTraits, count: int | None) -> None:
-    """Refuse a sample where the engine cannot evaluate some clients only."""
-    if sample is None:
-        return
-    if traits.network is not None:
+def refuse_sample(sample: Mapping[str, Tensor] | None, traits: EngineTraits, count: int | None) -> None:
+    """Refuse a sample of the clients of a network."""
+    if sample is not None and traits.network is not None:
         raise IncompatibleParts(
             f"evaluate_clients={count} draws a sample of clients, but over a network every node that answers is evaluated.",
             "Leave evaluate_clients out.",
-        )
-    if not evaluates_samples(engine):
-        raise IncompatibleParts(
-            f"evaluate_clients={count} draws a sample of clients, but {type(engine).__name__}.evaluate takes no positions.",
-            "Write evaluate(self, params, clients, which=None), or leave evaluate_clients out.",
         )
 
 

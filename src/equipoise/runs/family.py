@@ -23,6 +23,7 @@ from equipoise.core.carried import join_model
 from equipoise.core.numbers import plain_values
 from equipoise.core.per_example_losses import PerExample
 from equipoise.core.trees import leaves, map_tree
+from equipoise.core.words import joined
 from equipoise.data.clients import ClientSet
 from equipoise.data.leaves import as_leaf
 from equipoise.data.splits import split_examples
@@ -158,7 +159,7 @@ class Family:
         rows = [(f"{value:g}", result.summary().error) for value, result in self.results.items()]
         lines = [f"{title:<44}{'mean':>10}{'90th pct.':>12}{'worst 10 %':>12}"]
         lines += [f"{name:<44}{e.mean:>10.4f}{e.percentiles[90]:>12.4f}{e.worst_10:>12.4f}" for name, e in rows]
-        return "\n".join([*lines, *filter(None, [few_clients_words([first])])])
+        return joined([*lines, *filter(None, [few_clients_words([first])])])
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
         """Write one HTML page that opens offline, with the knob, under a `title`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import torch
 
@@ -13,11 +14,12 @@ from equipoise.core.abilities import read
 from equipoise.core.words import counted
 from equipoise.errors import AFTER_THE_LAST, Diverged
 from equipoise.metrics import mean
-from equipoise.observers import Evaluation
+from equipoise.observers import Evaluation, History
+from equipoise.privacy.lookers import may_look
 from equipoise.report.text.phrases import untrained_words
 from equipoise.result import Result
 from equipoise.runs.crowded_tail import crowded_tail
-from equipoise.runs.input_scales import cause_of_divergence, unscaled_inputs
+from equipoise.runs.input_scales import cause_of_divergence
 from equipoise.runs.setup import Setting
 from equipoise.runs.standing_out import blame, is_lost
 from equipoise.types import PersonalTraits, RoundReport
@@ -37,6 +39,10 @@ def stop_if_lost(final: Evaluation, *, named: bool = True) -> None:
 
 def notices(setting: Setting, result: Result, who: str = "the run") -> Iterator[str]:
     """What to tell the user after a run that ended."""
+    if not may_look("notices", setting.algorithm):
+        result = replace(result, history=History())
+    if result.privacy is not None and (noise := result.privacy.noise):
+        yield noise if who == "the run" else f"{who}: {noise}"
     yield from divergence(setting, result, who)
     yield from idle_rounds(result)
     yield from rejected_updates(result.history.rounds)
@@ -60,10 +66,8 @@ def divergence(setting: Setting, result: Result, who: str) -> Iterator[str]:
     """A loss of a thousand times its start (or, with classes, of a thousand) is finite, but no result.
 
     Layers that clients keep stay as they began in the shared model, so such runs are judged by the models that clients have.
-    Where the noise of a private run is most of the model, that is named as the reason. Where inputs are far from the scale
-    that training needs, that is, also of a loss that never falls.
+    Where inputs are far from the scale that training needs, that is named, also of a loss that never falls.
     """
-    noise = "" if result.privacy is None else result.privacy.noise
     first = next((report.loss for report in result.history.rounds if math.isfinite(report.loss)), None)
     lost, reason, last = False, None, math.nan
     if first is not None:
@@ -71,12 +75,10 @@ def divergence(setting: Setting, result: Result, who: str) -> Iterator[str]:
         keeps_layers = read(PersonalTraits, setting.algorithm.personal).keeps_layers
         last = mean(trained_on.served_loss if keeps_layers else trained_on.loss, trained_on.size)
         lost = is_lost(last, first, classes=setting.data.classes > 0)
-        reason = cause_of_divergence(setting) if lost else unscaled_inputs(setting) if stands_still(result) else None
+        reason = cause_of_divergence(setting) if lost or stands_still(result) else None
     if lost:
-        advice = [noise or reason or "Lower the learning rate.", "" if noise else blame(result.history.rounds)]
-        yield f"The training loss ended at {last:.3g}: {who} diverged. {' '.join(filter(None, advice))}"
-    elif noise:
-        yield noise if who == "the run" else f"{who}: {noise}"
+        advice = f"{reason or 'Lower the learning rate.'} {blame(result.history.rounds)}".rstrip()
+        yield f"The training loss ended at {last:.3g}: {who} diverged. {advice}"
     elif reason is not None:
         yield f"The training loss did not fall: {who} stood still. {reason}"
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from equipoise.core.abilities import attack_traits
 from equipoise.core.dropout import STREAM
 from equipoise.core.fingerprints import (
     fingerprint,
@@ -23,13 +22,13 @@ from equipoise.core.fingerprints import (
 )
 from equipoise.core.named_constants import constants_of
 from equipoise.errors import CheckpointError
+from equipoise.privacy.lookers import data_to_try
 
 if TYPE_CHECKING:
     from equipoise.runs.setup import Setting
 
 START = "start weights"  # may differ: the checkpoint's hold
 DROPOUT = "dropout"  # how its masks are drawn, of a model that has any
-ATTACK = "attack"  # what it does, where an earlier version did otherwise
 PYTHON = "version of Python"  # may differ: the code of functions is not compared then
 STOP, NO_STOP = "rule of early stopping", "none"
 METRICS = "metrics", "metrics' code"
@@ -49,16 +48,13 @@ def identity_of(setting: Setting) -> dict[str, str]:
     trained += [(name, value) for name, value in model.named_buffers() if name in task.carried.names]
     fixed = [(name, value) for name, value in model.named_buffers() if name not in task.carried.names]
     carried = f" and {task.carried.size} carried values" if task.carried.names else ""
-    dropout = {DROPOUT: STREAM} if task.drops(setting.data) else {}
-    rule = attack_traits(setting.data.attack).rule_in_checkpoints
-    attack = {ATTACK: rule} if rule else {}
+    dropout = {DROPOUT: STREAM} if task.drops(data_to_try(setting.data, setting.algorithm)) else {}
     modes = {"training modes of frozen parts": fingerprint(task.frozen_modes)} if task.frozen_modes else {}
     return (
         ({NOISE: noise} if noise is not None else {})
         | ({STOP: repr(setting.stop)} if setting.stop is not None else {})
         | modes
         | dropout
-        | attack
         | {
             "algorithm": without_addresses(repr(setting.algorithm)),
             "data": f"{setting.data.name}, {len(setting.data.train)} clients, {setting.data.fingerprint}",
@@ -117,11 +113,6 @@ def refuse_other_run(path: Path, saved: Mapping[str, str], given: Mapping[str, s
         raise CheckpointError(
             f"{path} cannot be gone on from: the model has dropout, whose masks were drawn by torch's generator when it was "
             f"written; here they are {given[DROPOUT]}. Start a new run with another file."
-        )
-    if ATTACK in unknown:
-        raise CheckpointError(
-            f"{path} cannot be gone on from: the attack {given[ATTACK]} here, and did otherwise when it was written. Start a "
-            "new run with another file."
         )
     # Of the noise last: what else differs, such as the number of bins, is why it does.
     for name, value in sorted(given.items(), key=lambda item: item[0] == NOISE):

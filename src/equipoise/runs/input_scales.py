@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equipoise.core.trees import named_leaves
 from equipoise.data.federated_data import FederatedData
+from equipoise.privacy.lookers import data_to_try
 from equipoise.runs.setup import Setting
 
 FAR = 10.0  # a mean or a deviation beyond this, or below its inverse squared, is far from 1
@@ -19,25 +20,18 @@ CURE = (
 )
 
 
-def unscaled_inputs(setting: Setting) -> str | None:
-    """What `far_inputs` says of a run's data, if these are here and nobody protects them."""
-    here = setting.engine_traits.network is None and setting.protection.in_the_open
-    return far_inputs(setting.data) if here else None
-
-
 def cause_of_divergence(setting: Setting) -> str | None:
     """Which inputs, and which target, have scales that a run may have diverged by, with the cures; None if none has."""
-    found = [each for each in (unscaled_inputs(setting), unscaled_target(setting)) if each is not None]
-    return " ".join(found) or None
+    data = data_to_try(setting.data, setting.algorithm)
+    return " ".join(filter(None, (far_inputs(data), unscaled_target(setting, data)))) or None
 
 
-def unscaled_target(setting: Setting) -> str | None:
+def unscaled_target(setting: Setting, data: FederatedData) -> str | None:
     """A sentence on the target of a regression whose size is far from 1, and the cures; None for others.
 
-    The data must be here and open. `models.Tabular` scales the target by itself, unless it is given another loss.
+    `models.Tabular` scales the target by itself, unless it is given another loss.
     """
-    data, here = setting.data, setting.engine_traits.network is None and setting.protection.in_the_open
-    if not here or data.classes or data.train.is_visited or not (setting.task.loss_is_given or data.schema is None):
+    if data.classes or data.train.is_visited or not (setting.task.loss_is_given or data.schema is None):
         return None
     rows = torch.linspace(0, data.train.examples - 1, min(MOST_ROWS, data.train.examples), dtype=torch.float64).long()
     targets = data.train.targets(rows.to(data.train.device), torch.float64)

@@ -235,7 +235,7 @@ def _file_of(runs: Sequence[SeededRun], saving: Checkpoints | None, number: int,
     """The checkpoint of runs that are trained together, by its number, or of one of several `planned` runs, by its name."""
     if saving is None or len(runs) > 1 or planned == 1:
         return numbered(saving, number)
-    return checkpoint_of(saving, runs[0].name, runs[0].algorithm, runs[0].seed)
+    return checkpoint_of(saving, runs[0].name, runs[0].seed)
 
 
 def train_planned(runs: Sequence[SeededRun], settings: Sequence[Setting], watch: Watching) -> list[Result | Diverged]:

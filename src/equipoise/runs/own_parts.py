@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -47,7 +46,7 @@ from equipoise.runs.steps_alone import (
     some_steps,
     step_call,
 )
-from equipoise.runs.tried_calls import close, copied, or_none
+from equipoise.runs.tried_calls import close, copied, or_none, same_state
 from equipoise.types import RiskTraits, RiskValue
 
 STEP = 1e-5  # of finite differences
@@ -202,34 +201,13 @@ def _try_risk_state(risk: Any, state: Any, losses: Tensor, alpha: Tensor, ids: t
     _hold_kept(state)
     before = copy.deepcopy(state)
     after = risk(2 * losses, alpha.clone(), clients=ids, state=state).state
-    _hold(_same_state(state, before), "a call does not write to the state it is given", (before, state), STATE_CURE)
+    _hold(same_state(state, before), "a call does not write to the state it is given", (before, state), STATE_CURE)
     _hold_kept(after)
 
 
 def _hold_kept(state: Any) -> None:
     found = unkeepable(state)
     _hold(found is None, IS_KEPT, f"a value of type {found}", KEPT_CURE)
-
-
-def _same_state(state: Any, before: Any) -> bool:
-    """Whether a state holds what it held; compared as a checkpoint writes it."""
-    written: tuple[list[Tensor], list[Tensor]] = ([], [])
-    texts = [repr(_flat(each, tensors)) for each, tensors in zip((state, before), written, strict=True)]
-    return texts[0] == texts[1] and all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*written, strict=True))
-
-
-def _flat(value: Any, tensors: list[Tensor]) -> Any:
-    """A state with numbers in the place of its tensors, which are added to `tensors`."""
-    if isinstance(value, Tensor):
-        tensors.append(value)
-        return (len(tensors), tuple(value.shape), str(value.dtype))
-    if isinstance(value, tuple | list):
-        return [_flat(each, tensors) for each in value]
-    if isinstance(value, dict):
-        return [(key, _flat(each, tensors)) for key, each in value.items()]
-    if is_dataclass(value) and not isinstance(value, type):
-        return [_flat(getattr(value, each.name), tensors) for each in fields(value)]
-    return value
 
 
 def _try_outliers(risk: Any, clients: Sequence[str]) -> None:
@@ -330,7 +308,7 @@ def _try_totals(aggregator: Any, updates: Tensor, weights: Tensor, losses: Tenso
     again = total(updates, everyone)[0]  # after another call: a running mean of equal totals would not show
     _hold_finite(every)
     _hold(torch.equal(again, every), SAME_AGAIN, (every.tolist(), again.tolist()), SAME_CURE)
-    _hold(_same_state(state, before), "a call does not write to the state it is given", (before, state), STATE_CURE)
+    _hold(same_state(state, before), "a call does not write to the state it is given", (before, state), STATE_CURE)
     _hold_kept(later)
     moved, other = total(updates.flip(0), backwards)
     _hold(close(moved, every), ANY_ORDER, (every.tolist(), moved.tolist()))
@@ -380,7 +358,7 @@ def _try_server(server: Any) -> None:
     start = server.begin(params.clone())
     before = copy.deepcopy(start)
     moved, later = server.step(params.clone(), total.clone(), start)
-    _hold(_same_state(start, before), "a step does not write to the state it is given", (before, start), STATE_CURE)
+    _hold(same_state(start, before), "a step does not write to the state it is given", (before, start), STATE_CURE)
     _hold_kept(later)
     _hold_finite(moved)
     along = float((moved - params) @ total)

@@ -1,13 +1,11 @@
-"""Cohorts that nobody can foresee: drawn by the operating system, and written down before anybody is asked.
+"""Cohorts that nobody can foresee, of runs under privacy: drawn by the operating system, or from the secret of the run.
 
-For federations under privacy. A round that is tried again, or that a run goes on with after a kill, keeps its cohort: to draw
-another one because clients failed would make who takes part depend on who failed.
+In a federation they are written down before anybody is asked. A round that is tried again, or that a run goes on with after a
+kill, keeps its cohort: to draw another one because clients failed would make who takes part depend on who failed.
 """
 
 from __future__ import annotations
 
-import random
-import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.errors import CheckpointError
-from equipoise.privacy.random_source import SystemSource
+from equipoise.privacy.random_source import RandomSource, SystemSource, uniforms
 from equipoise.privacy.release_book import ReleaseBook
 from equipoise.types import Cohort
 
@@ -28,7 +26,7 @@ def secret_cohort(setting: Setting, book: ReleaseBook, round_index: int) -> Coho
     """Who takes part in a round: as the book says, else drawn now and written into it."""
     known, ids = book.cohort(round_index), setting.data.train.ids
     if known is None:
-        cohort = draw_by_system(setting, round_index)
+        cohort = draw_unforeseen(setting, round_index, SystemSource())
         book.set_cohort(round_index, [ids[k] for k in cohort.clients.tolist()], cohort.weights.tolist())
         return cohort
     clients = setting.data.train.positions_of(known) if known else torch.zeros(0, dtype=torch.int64)
@@ -38,8 +36,8 @@ def secret_cohort(setting: Setting, book: ReleaseBook, round_index: int) -> Coho
     return Cohort(round_index, setting.seed, clients, weights, _inclusion(setting, len(clients)))
 
 
-def draw_by_system(setting: Setting, round_index: int) -> Cohort:
-    """A cohort by the sampler's law, by random bits of the operating system.
+def draw_unforeseen(setting: Setting, round_index: int, source: RandomSource) -> Cohort:
+    """A cohort by the sampler's law, by random bits of `source`.
 
     A sampler that the privacy accountant does not know is called with a seed of 63 such bits, drawn for this round alone.
     A sampler that keeps a client's rounds apart deals out its groups by one seed for all rounds: the run's. Another seed would
@@ -48,16 +46,16 @@ def draw_by_system(setting: Setting, round_index: int) -> Cohort:
     traits, count, m = setting.algorithm.traits.sampler, len(setting.alpha), setting.clients_per_round
     if traits.separation is not None:
         return setting.sampler(round_index, setting.alpha, clients_per_round=m, seed=setting.seed)
-    if traits.by_nodes:  # everybody is asked, and each decides by itself whether it takes part
+    if traits.by_nodes and setting.engine_traits.network is not None:  # everybody is asked, and each decides by itself
         return Cohort(round_index, setting.seed, torch.arange(count), setting.alpha, _inclusion(setting, count))
     if traits.everyone or not traits.accounted or traits.share != 1:
-        drawn = setting.sampler(round_index, setting.alpha, clients_per_round=m, seed=secrets.randbits(63))
+        seed = int(source.words(1)[0]) >> 1
+        drawn = setting.sampler(round_index, setting.alpha, clients_per_round=m, seed=seed)
         return replace(drawn, seed=setting.seed)  # clients' batches are the same when the round is tried again
     if traits.independent:
-        coins = (SystemSource().words(count) >> np.uint64(11)) * 2.0**-53
-        clients = torch.from_numpy(np.flatnonzero(coins < m / count)).to(torch.int64)
+        clients = torch.from_numpy(np.flatnonzero(uniforms(count, source) < m / count)).to(torch.int64)
     else:
-        clients = torch.tensor(sorted(random.SystemRandom().sample(range(count), m)), dtype=torch.int64)
+        clients = torch.from_numpy(np.sort(np.argsort(source.words(count))[:m]))  # two equal words: once in 2^64/n²
     weights = setting.alpha[clients]
     weights = weights / weights.sum() if len(clients) else weights
     return Cohort(round_index, setting.seed, clients, weights, _inclusion(setting, len(clients)))

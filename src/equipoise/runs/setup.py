@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
+from equipoise.attacks.malicious import sees_all_updates
 from equipoise.client_metrics import ClientMetrics
 from equipoise.client_table import ClientTable
 from equipoise.core.abilities import engine_traits, is_part, named_part, read, solver_traits
@@ -33,6 +34,7 @@ from equipoise.personal.finetune import Adaptation
 from equipoise.personal.personal_run import PersonalRun
 from equipoise.personal_models import PersonalModels
 from equipoise.privacy.drowned_sums import noisy_model_words
+from equipoise.privacy.lookers import data_to_try, may_look
 from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.privacy.observer_table import PrivacyTable
 from equipoise.result import Result
@@ -47,6 +49,7 @@ from equipoise.runs.model_notices import tell_of_model
 from equipoise.runs.own_parts import try_own_parts
 from equipoise.runs.solver_rows import SolverRows
 from equipoise.runs.stopping import EarlyStopping, refuse_stop
+from equipoise.runs.tried_releases import try_releases
 from equipoise.runs.trivial_answer import with_trivial_answer
 from equipoise.solvers.local_optimizer import rates_by_name, refuse_wrong_rates
 from equipoise.types import (
@@ -104,6 +107,17 @@ class Setting:
         """Another run on the same engine: an unprotected algorithm with the same weights and cohorts."""
         protection = Unprotected(algorithm, self.data.train, self.rounds)
         return replace(self, algorithm=algorithm, protection=protection, name=name)
+
+    @cached_property
+    def noise(self) -> NoisePlan | None:
+        """The plan of the run's noise; None without differential privacy."""
+        plan: NoisePlan | None = vars(self.protection).get("noise")
+        return plan
+
+    @property
+    def secret(self) -> bytes:
+        """What noise and cohorts follow from; empty where nothing does, and once the run has ended."""
+        return b"" if self.noise is None else self.noise.secret or b""
 
     @property
     def first_model(self) -> Tensor:
@@ -177,16 +191,15 @@ class Setting:
 
     def _observers(self, last: ServerState, released: Tensor) -> PrivacyTable:
         """ε by observer, and in words whether the released model (D,) is mostly noise."""
-        table, plan = self.protection.privacy(last.privacy), vars(self.protection).get("noise")
-        table = table.with_seeded_cohorts() if self.engine_traits.network is None else table
-        noise = noisy_model_words(plan, self.first_params, released, last.round)
+        table = self.protection.privacy(last.privacy)
+        noise = noisy_model_words(self.noise, self.first_params, released, last.round)
         return replace(table, noise=noise) if noise else table
 
     def result(self, last: ServerState, chosen: ServerState, clients: ClientTable, history: History, seconds: float) -> Result:
         """The result of a run that ended in the state `last` and reports the model of `chosen`, the same or an earlier one."""
         reported, spent = self.averaged.iterate(chosen), self.protection.spent(last.privacy, last.round)
-        model, observers = self.model_at(reported.model), self._observers(last, reported.params)
-        if self.engine_traits.network is None and self.algorithm.privacy is None:  # else training examples are not looked at
+        model = self.model_at(reported.model)
+        if self.engine_traits.network is None and may_look("trivial answer", self.algorithm):
             clients = with_trivial_answer(clients, self.task, model, self.data, self.sample)
             clients = with_error_spread(clients, self.task, model, self.data, self.sample, self.engine_traits.device)
         return Result(
@@ -197,11 +210,8 @@ class Setting:
             error_name=self.task.error_name, target="" if self.data.schema is None else self.data.schema.target.name,
             inputs=() if self.data.schema is None else self.data.schema.inputs,
             personal=None if self.personal is None else PersonalModels(self, self.personal, chosen, reported.model),
-            privacy=observers,
-            epsilon=None if spent is None else replace(
-                spent, table=self.data.schema is not None,
-                seeded_cohorts=self.engine_traits.network is None and observers.relies_on_chance,
-            ),
+            privacy=self._observers(last, reported.params),
+            epsilon=None if spent is None else replace(spent, table=self.data.schema is not None),
             sampled=sample_sizes(self.data, self.sample), schema=self.data.schema, task=self.task,
             signature=Signature.of(self.data, self.task.layout.dtype),  # of a federation, as its nodes have said
         )  # fmt: skip
@@ -231,8 +241,9 @@ def set_up(
     metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
     stop: EarlyStopping | None = None,
     name: str = "run",
+    trial: bool = False,
 ) -> Setting:
-    """Check what a run is given, and start its engine; what cannot run is refused here."""
+    """Check what a run is given, and start its engine; what cannot run is refused here. A `trial` run starts no further one."""
     require(is_integer(rounds) and rounds >= 0, "rounds", "must be a whole number ≥ 0", rounds)
     require(is_integer(seed) and 0 <= seed < 2**63, "seed", "must be a whole number from 0 to 2^63 − 1", seed)
     rounds, seed = int(rounds), int(seed)
@@ -241,14 +252,15 @@ def set_up(
     refuse_swapped(model, data, "train")
     data, model = build(data, seed, FederatedData, "data"), build(model, seed, nn.Module, "model")
     model = with_adapters_for(algorithm, model)
-    task, measured = try_task(Task.of(model, loss, error), data), ClientMetrics.of(metrics)
+    to_try = data_to_try(data, algorithm)
+    task, measured = try_task(Task.of(model, loss, error), to_try), ClientMetrics.of(metrics)
     refuse_unfit_for_carried(task, algorithm)
     check_smallest_batches(task, data.train, algorithm)
     sample = evaluation_sample(data, evaluate_clients)
     running = choose_engine(engine).start(task, data)
     traits, parts = engine_traits(running), algorithm.traits
-    refuse_sample(sample, running, traits, evaluate_clients)
-    try_metrics(measured, task, data, traits, parts.privacy)
+    refuse_sample(sample, traits, evaluate_clients)
+    try_metrics(measured, task, to_try, traits, parts.privacy)
     alpha = algorithm.base_weights(data.train)
     if parts.sampler.everyone:
         clients_per_round = len(data.train)
@@ -260,12 +272,20 @@ def set_up(
         algorithm.drawn_by(0, alpha, clients_per_round=clients_per_round, seed=seed)
     in_a_step = clients_per_round if parts.sampler.buffered is None else parts.sampler.buffered.buffer
     for solver in _solvers_at_work(algorithm):
-        refuse_wrong_rates(solver, rounds, int(data.train.host_sizes.max()))
+        refuse_wrong_rates(solver, rounds, int(to_try.train.host_sizes.max()))
     if traits.network is None:
-        tell_of_model(task, data, algorithm.solver)
-        try_success(task, data)
-        tell_of_attack(data, in_a_step)
+        tell_of_model(task, to_try, algorithm.solver)
+        try_success(task, to_try)
+        tell_of_attack(to_try, in_a_step)
+    if algorithm.private and sees_all_updates(data):
+        raise IncompatibleParts(
+            f"{data.attack!r} has malicious clients see all updates: one client moves what many send, and noise covers one.",
+            "Use an attack that is not omniscient, such as attacks.SignFlip(), or leave out privacy.",
+        )
     try_own_parts(algorithm, data.train.ids, alpha, clients_per_round, seed)
+    if traits.network is None and not trial:
+        others: dict[str, Any] = {"rounds": 2, "clients_per_round": None, "seed": seed, "loss": loss, "error": error}
+        try_releases(algorithm, model, to_try, partial(set_up, engine="simulator", trial=True, **others))
     personal: PersonalWork | None = None
     adaptation: PersonalWork | None = None
     context = PersonalContext(running, task, data, lambda other: choose_engine(engine).start(other, data), measured)
@@ -275,7 +295,7 @@ def set_up(
         start = PersonalRun if traits.network is None else traits.network.personal_work
         personal = start(algorithm.personal, context, algorithm.solver, seed)
     if stop is not None:
-        refuse_stop(stop, data, measured, parts.privacy, personal, network=traits.network is not None)
+        refuse_stop(stop, data, measured, algorithm, personal, network=traits.network is not None)
     protection: Protection = Unprotected(algorithm, data.train, rounds)
     if algorithm.privacy is not None:
         require(parts.privacy.protect is not None, "privacy", "must be a part of equipoise.privacy", algorithm.privacy)

@@ -11,11 +11,12 @@ from equipoise.absent_clients import name_evaluated
 from equipoise.errors import IncompatibleParts, InvalidParameter, require, require_integer, require_number, unknown_name
 
 if TYPE_CHECKING:  # a configuration has such a rule, and reading one need not wait for torch
+    from equipoise.algorithm import Algorithm
     from equipoise.client_metrics import ClientMetrics
     from equipoise.client_table import ClientTable
     from equipoise.data.federated_data import FederatedData
     from equipoise.metrics import Summary
-    from equipoise.types import PersonalWork, PrivacyTraits, ServerState
+    from equipoise.types import PersonalWork, ServerState
 
 SPLITS = ("train", "validation", "test")
 MEANS = ("loss", "error")  # figures that secure sums give, too
@@ -93,10 +94,6 @@ class EarlyStopping:
                 return _figure(summary, ending), summary.higher_is_better
         return math.nan, False  # own models that nobody has yet
 
-    def first(self) -> StopState:
-        """The state before any evaluation."""
-        return StopState()
-
     def seen(self, state: StopState, clients: ClientTable, iterate: ServerState) -> StopState:
         """The state after an evaluation of `clients` at an iterate. A value that is no number is no improvement."""
         value, higher = self.value(clients)
@@ -115,12 +112,14 @@ def refuse_stop(
     stop: EarlyStopping,
     data: FederatedData,
     metrics: ClientMetrics,
-    privacy: PrivacyTraits,
+    algorithm: Algorithm,
     personal: PersonalWork | None,
     *,
     network: bool,
 ) -> None:
     """Refuse a stopping rule that does not go with the run."""
+    from equipoise.privacy.lookers import refuse_looking, trains
+
     given = isinstance(stop, EarlyStopping)
     require(given, "stop", "must be an equipoise.EarlyStopping", stop, 'E.g. EarlyStopping("validation.error_90", patience=5).')
     keeps_rows = personal is not None and personal.keeps_rows
@@ -130,22 +129,17 @@ def refuse_stop(
             "EarlyStopping reports the best iterate, but clients' own models are kept as they are after the last round.",
             "Leave stop out, or personalise after training: personal.Finetuning().",
         )
-    if network and privacy.sums_alone and stop.name not in MEANS:
+    if (network or stop.split == "train") and algorithm.traits.privacy.sums_alone and stop.name not in MEANS:
         raise IncompatibleParts(
             f"EarlyStopping needs {stop.figure}, but under secure sums the server sees the mean over clients alone.",
             f'Use "{stop.split}.error" or "{stop.split}.loss".',
         )
-    if privacy.clip is None:
-        return
-    if not stop.public:
+    if trains(data, stop.split):
+        refuse_looking("early stopping", algorithm)
+    if algorithm.private and not stop.public:
         raise IncompatibleParts(
             f"EarlyStopping chooses what is released by {stop.figure}, which no noise hides: ε would not cover these clients.",
             "Declare that they are public by EarlyStopping(…, public=True), or leave stop out.",
-        )
-    if stop.split == "train" or bool((data.train.find(data.splits[stop.split]) >= 0).any()):
-        raise IncompatibleParts(
-            f"The {stop.split} clients are training clients, whom differential privacy protects: they cannot be public.",
-            "Stop by the figures of other clients: data.split_clients.",
         )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from equipoise.core.files import write_atomically
 from equipoise.core.signature import Signature
+from equipoise.core.words import joined
 from equipoise.data.schema import Schema
 from equipoise.errors import ConfigError, InvalidData
 from equipoise.export.onnx_files import SCORE
@@ -63,7 +64,7 @@ class FamilyClient:
             reason = failure.reason if isinstance(failure, URLError) else failure
             raise ConfigError(f"{self.base} cannot be reached: {reason}. Is the server running?") from failure
         if len(content) > most:
-            raise ConfigError(f"{self.base}{path} sends more than {most // 2**20} MB.")
+            raise ConfigError(f"{self.base}{path} sends more than {most:,} bytes.")
         return content
 
     def json(self, path: str) -> Any:
@@ -114,7 +115,7 @@ class ChosenModel:
             behind = "the lowest" if row.behind is None else row.behind.text("{:.4g}".format) + ("" if row.worse else " (open)")
             wrong = "–" if row.wrong is None else str(row.wrong)
             lines.append(f"{value:>8g}{row.mean:>12.5g}{row.interval.text('{:.4g}'.format):>22}{behind:>24}{wrong:>8}")
-        return "\n".join([*lines, "", words])
+        return joined([*lines, "", words])
 
 
 def choose(

@@ -101,20 +101,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class TooLarge(HTTPException):
-    """The body of a request is too large; an error that applications hand on as it is."""
-
-    def __init__(self) -> None:
-        super().__init__(413, TOO_LARGE)
-
-
-class TooSlow(HTTPException):
-    """The body of a request comes too slowly; an error that applications hand on as it is."""
-
-    def __init__(self) -> None:
-        super().__init__(408, TOO_SLOW)
-
-
 class Guard:
     """An ASGI application before another. `refuse` makes the answer to a refused request from its status and words."""
 
@@ -136,9 +122,10 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> Any:
         headers = dict(scope["headers"])
-        host = headers.get(b"host", b"").decode("latin-1")
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        host = hosts[0] if len(hosts) == 1 else ""
         if not self.access.admits(host):
-            words = f"This server does not answer for the host {host[:100]!r}. If it should: equipoise serve --allow-host NAME."
+            words = f"This server does not answer for the host {host[:100]!r}. If it should, start it with --allow-host NAME."
             return self.refuse(scope, 421, words)
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").lower() != f"{scope['scheme']}://{host}".lower():
@@ -191,12 +178,12 @@ def _limited(receive: Receive) -> Receive:
         try:
             message = await asyncio.wait_for(receive(), max(0.0, until - time.monotonic()))
         except TimeoutError as failure:
-            raise TooSlow from failure
+            raise HTTPException(408, TOO_SLOW) from failure
         if message["type"] == "http.request":
             seen += len(message.get("body", b""))
             whole = not message.get("more_body", False)
             if seen > LARGEST_BODY:
-                raise TooLarge
+                raise HTTPException(413, TOO_LARGE)  # applications hand it on as it is
         return message
 
     return limited

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from equipoise.core.words import printable
 from equipoise.experiment.family_files import MEMBERS
 from equipoise.experiment.run_files import ORDER
 from equipoise.experiment.saved_family import VERSIONS
-from equipoise.serve.pages_text import readable
 from equipoise.serve.refusals import Gone
 from equipoise.serve.run_states import RunState, WatchedRun
 from equipoise.serve.safe_files import mark_of, open_below
@@ -30,7 +30,7 @@ class Library:
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
-        self.title = readable(self.root.name)
+        self.title = printable(self.root.name)
         self._lock = threading.RLock()
         self._scanned = 0.0
         self._runs: dict[str, Path] = {}
@@ -64,8 +64,8 @@ class Library:
 
     def _id(self, path: Path) -> str:
         """The path with ~ for /, and ~. for ~ in a name; names do not begin with a dot, so ids of readable names differ."""
-        inside = [readable(part).replace("~", "~.") for part in path.relative_to(self.root).parts]
-        return "~".join(inside) if inside else readable(self.root.name) or "root"
+        inside = [printable(part).replace("~", "~.") for part in path.relative_to(self.root).parts]
+        return "~".join(inside) if inside else printable(self.root.name) or "root"
 
     def ids(self) -> list[str]:
         """The ids of all runs, in order."""
@@ -112,8 +112,7 @@ class Library:
         found = {
             "id": run, "name": about.name, "kind": about.kind, "knob": about.knob, "values": list(about.values),
             "data": about.data, "model": about.model, "method": about.method, "private": about.private,
-            "seed": None if about.private else about.seed,  # noise and cohorts follow from it
-            "privacy": about.privacy, **state.table(),
+            "seed": about.seed, "privacy": about.privacy, **state.table(),
         }  # fmt: skip
         if state.status == "finished":
             self._finished[run] = mark, found

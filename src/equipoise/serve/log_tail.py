@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from equipoise.serve.pages_text import counted, finite, readable
+from equipoise.core.words import printable
+from equipoise.serve.pages_text import counted, finite
 from equipoise.serve.safe_files import open_below
 
 POINTS = 2000  # of a curve that are kept; beyond it every second one goes, again and again
@@ -101,7 +102,7 @@ class LogTail:
         try:
             event = json.loads(line)
             kind = event.get("event")
-            name = readable(event.get("run", ""))[:200]
+            name = printable(event.get("run", ""))[:200]
             if kind == "start":
                 self.total_rounds, self.stopped, self.end = counted(event["rounds"]), None, None
             elif kind == "round":
@@ -116,7 +117,7 @@ class LogTail:
                 if len(self.evaluations) > 2 * POINTS:
                     self.evaluations = self.evaluations[::2]
             elif kind == "stopped":
-                self.stopped = readable(event.get("why", ""))[:2000]
+                self.stopped = printable(event.get("why", ""))[:2000]
             elif kind == "end":
                 self.end = event
             self.changes += 1

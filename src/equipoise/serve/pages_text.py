@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Sequence
 
-HIDDEN = ("Cc", "Cf", "Cs")  # control characters, marks that turn the direction of writing, halves of a letter
 MOST_COUNTED = 2**53
 BARS = "▁▂▃▄▅▆▇█"
-
-
-def readable(text: object) -> str:
-    r"""Text from elsewhere that pages and terminals can show: what is no letter, such as an escape sequence, becomes �.
-
-    >>> readable("caf\udce9"), readable("red\x1b[31m\nline"), readable("Δ-FL 0.5")
-    ('caf�', 'red�[31m line', 'Δ-FL 0.5')
-    """
-    plain = str(text).replace("\n", " ").replace("\t", " ")
-    return "".join("�" if unicodedata.category(letter) in HIDDEN else letter for letter in plain)
 
 
 def counted(value: object) -> int:

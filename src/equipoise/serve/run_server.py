@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import secrets
 import socket
 import threading
@@ -10,13 +11,18 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from equipoise.core.words import clean_record
 from equipoise.errors import ConfigError, require
+
+if TYPE_CHECKING:
+    from equipoise.serve.guard import Access
 
 PORT = 8642
 SHORTEST_TOKEN = 12
 MOST_CONNECTIONS = 1000
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -41,21 +47,28 @@ class ServerOptions:
             raise ConfigError(f"The token must have at least {SHORTEST_TOKEN} characters. Leave --token out, and one is made.")
 
 
-def serve(folder: Path, options: ServerOptions, *, say: Callable[[str], None], open_browser: bool = False) -> None:
+def serve(folder: Path, options: ServerOptions, *, say: Say, open_browser: bool = False) -> None:
     """Serve a folder until Ctrl-C."""
     try:
-        import fastapi  # noqa: F401
-        import uvicorn
+        import uvicorn  # noqa: F401
+
+        from equipoise.serve.app import make_app
     except ImportError as failure:
         raise ConfigError('The server is not installed: pip install "equipoise[serve]".') from failure
-    from equipoise.serve.app import make_app
-    from equipoise.serve.guard import Access, is_loopback
-
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder. Name one with runs, e.g. equipoise serve runs.")
+    run_app(lambda access: make_app(folder, access), options, str(folder), say, open_browser=open_browser)
+
+
+def run_app(make: Callable[[Access], Any], options: ServerOptions, what: str, say: Say, *, open_browser: bool = False) -> None:
+    """Run an application behind its guard until Ctrl-C; every server of the library is begun here."""
+    import uvicorn
+
+    from equipoise.serve.guard import Access, is_loopback
+
     local = is_loopback(options.host)
     token = options.token or (None if local else secrets.token_urlsafe(24))
-    own = {"127.0.0.1", "localhost", "::1"} if local else {options.host.lower(), "127.0.0.1", "localhost"}
+    own = {options.host.lower(), "127.0.0.1", "localhost", "::1"}
     if options.host in ("0.0.0.0", "::"):  # noqa: S104 — what the user asked for
         own |= {socket.gethostname().lower(), *_own_addresses()}
     access = Access(frozenset(own | {host.lower() for host in options.allow_hosts}), token, options.certificate is not None)
@@ -66,18 +79,19 @@ def serve(folder: Path, options: ServerOptions, *, say: Callable[[str], None], o
     url = f"{scheme}://{f'[{shown}]' if ':' in shown else shown}:{port}/"
     page = url if token is None else f"{url}?token={token}"
     try:
-        config = server_config(make_app(folder, access), options)
+        config = server_config(make(access), options)
     except ConfigError:
         listening.close()
         raise
-    say(f"{folder} is at {page}")
+    say(f"{what} is at {page}")
     if not local:
-        say("Others reach this server, too: whoever has the token reads what is in the folder.")
+        say("Others reach this server, too: whoever has the token reads what it shows.")
         if options.certificate is None:
             say("The token travels as plain text. Encrypt it: --certificate FILE --key FILE, or a tunnel (ssh -L).")
     say("Ctrl-C ends it.")
     if open_browser:
         threading.Timer(0.7, webbrowser.open, (page,)).start()
+    logging.getLogger("uvicorn.error").addFilter(clean_record)
     uvicorn.Server(config).run(sockets=[listening])
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from equipoise.core.words import printable
 from equipoise.experiment.run_files import RunFolder
 from equipoise.serve.log_tail import LogTail
-from equipoise.serve.pages_text import counted, finite, readable
+from equipoise.serve.pages_text import counted, finite
 from equipoise.serve.safe_files import open_below
 
 Status = Literal["waiting", "running", "finished", "stopped"]
@@ -50,12 +51,12 @@ class RunAbout:
         privacy = algorithm.get("privacy", NONE)
         name = train.get("name", NONE)
         return cls(
-            readable(folder if name in (NONE, None) else name)[:LONGEST_NAME], "family" if knob else "run", knob, numbers,
+            printable(folder if name in (NONE, None) else name)[:LONGEST_NAME], "family" if knob else "run", knob, numbers,
             counted(train.get("rounds")), counted(train.get("seed")),
-            readable(_name(table.get("data")) or python.get("data", ""))[:LONGEST_NAME],
-            readable(_name(table.get("model")) or python.get("model", ""))[:LONGEST_NAME], privacy != NONE,
-            "" if privacy == NONE else readable(_name(privacy))[:LONGEST_NAME],
-            readable(_name(algorithm.get("risk")))[:LONGEST_NAME], bool(python),
+            printable(_name(table.get("data")) or python.get("data", ""))[:LONGEST_NAME],
+            printable(_name(table.get("model")) or python.get("model", ""))[:LONGEST_NAME], privacy != NONE,
+            "" if privacy == NONE else printable(_name(privacy))[:LONGEST_NAME],
+            printable(_name(algorithm.get("risk")))[:LONGEST_NAME], bool(python),
         )  # fmt: skip
 
 
@@ -98,7 +99,7 @@ class WatchedRun:
 
     def __post_init__(self) -> None:
         # What a configuration that cannot be read says of privacy is not known: no single client is shown then.
-        name = readable(self.path.resolve().name)[:LONGEST_NAME]
+        name = printable(self.path.resolve().name)[:LONGEST_NAME]
         self.about = RunAbout(name, "run", private=True, privacy="its config.toml cannot be read")
         self.log = LogTail(self.path, "rounds.jsonl")
 
@@ -130,7 +131,7 @@ class WatchedRun:
                 epsilon=epsilon,
                 seconds=finite(seconds),
             )
-        command = "" if self.about.saved else f"equipoise run --resume {shlex.quote(readable(self.path))}"
+        command = "" if self.about.saved else f"equipoise run --resume {shlex.quote(printable(self.path))}"
         if log.stopped is None and (is_locked(self.path / ".lock") or time.time() - log.modified < fresh):
             each = log.seconds_per_round
             left = None if each is None else finite(each * max(0, total - done))

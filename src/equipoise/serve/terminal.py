@@ -7,11 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from equipoise.core.screen import Screen
 from equipoise.errors import ConfigError
 from equipoise.serve.library import Library
 from equipoise.serve.log_tail import Curve
@@ -23,7 +24,7 @@ STYLES = {"running": "cyan", "finished": "green", "stopped": "red", "waiting": "
 MOST_SHOWN = 40
 
 
-def watch(folder: Path, *, console: Console, once: bool = False, every: float = 1.0) -> None:
+def watch(folder: Path, *, console: Screen, once: bool = False, every: float = 1.0) -> None:
     """Show all runs below a folder until each has ended or stopped; `once` shows them one time."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder. Name one with runs, e.g. equipoise watch runs.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from equipoise.aggregators import WeightedMean
 from equipoise.core.abilities import solver_traits
 from equipoise.core.params import ParameterLayout
-from equipoise.errors import InvalidParameter, require, require_integer, require_kind, require_number
+from equipoise.errors import IncompatibleParts, InvalidParameter, require, require_integer, require_kind, require_number
 from equipoise.solvers.sgd import SGD
 from equipoise.types import Cohort, Engine, LocalSolver, SgdRule
 
@@ -25,11 +26,11 @@ GRADIENT = SGD(lr=1.0, batch_size=None, steps=1)  # one full-batch step of lengt
 
 @dataclass(frozen=True, eq=False)
 class RoundContext:
-    """What a solver may ask for before a round."""
+    """What a solver may ask for before a round. Where clients are protected, the engine answers nothing and nobody is named."""
 
     engine: Engine
     params: Tensor  # (D,) w^t, as engines take it: followed by the carried values (C,) of a model that has any
-    cohort: Cohort
+    cohort: Cohort  # of the round; empty where clients are protected
     alpha: Tensor  # (n,) base weights of all clients
     draw: Callable[[str], Cohort]  # a further cohort of this round, for a purpose
     layout: ParameterLayout  # of the model's parameters
@@ -37,6 +38,14 @@ class RoundContext:
     def new_vector(self) -> Tensor:
         """Zeros (D,), as the model's parameters are: without the carried values that follow them."""
         return torch.zeros_like(self.params[: self.layout.dimension])
+
+
+class NoClients:
+    """In the place of the engine where clients are protected: nobody can be asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        reason = f"A solver with public_only = True asks clients for {name}, which its protection does not cover."
+        raise IncompatibleParts(reason, "Prepare the round by what was released, or leave out the protection.")
 
 
 def mean_gradient(engine: Engine, params: Tensor, cohort: Cohort) -> Tensor:

@@ -37,9 +37,10 @@ from equipoise.runs.steps_alone import (
     some_steps,
     step_call,
 )
+from equipoise.runs.tried_calls import copied
 from equipoise.solvers.client_steps import memory_of, rows_of
 from equipoise.solvers.prepared import AdjustedSolver
-from equipoise.testing.laws import accepts, agree, check_of, copied, has, hold, unchanged, without_error
+from equipoise.testing.laws import accepts, agree, check_of, has, hold, unchanged, without_error
 from equipoise.testing.small_run import draw_everyone, make_small_task, prepare_solver
 from equipoise.train import train
 from equipoise.types import LocalSolver, Observer, Schedule, ServerState

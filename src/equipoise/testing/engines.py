@@ -11,7 +11,7 @@ from torch import Tensor
 from equipoise.aggregators import NormClip, WeightedMean
 from equipoise.attacks import Sent, apply
 from equipoise.attacks.single import normal_noise
-from equipoise.core.abilities import engine_traits, evaluates_samples, solver_traits
+from equipoise.core.abilities import engine_traits, solver_traits
 from equipoise.core.rng import torch_generator
 from equipoise.core.task import Task
 from equipoise.data.federated_data import FederatedData
@@ -141,9 +141,9 @@ class EngineInputs:
         if self.task.carried.names:
             answers["carried values of several jobs"] = torch.cat([_known(work.carried) for work in several])
         answers["evaluated losses"], answers["evaluated errors"] = engine.evaluate(params, self.data.train)
-        if evaluates_samples(engine):  # also positions that do not follow on each other
-            sample = engine.evaluate(params, self.data.train, torch.arange(len(cohort) - 1, -1, -2))
-            answers["evaluated losses of a sample"], answers["evaluated errors of a sample"] = sample
+        some = torch.arange(len(cohort) - 1, -1, -2)  # positions that do not follow on each other
+        sample = engine.evaluate(params, self.data.train, some)
+        answers["evaluated losses of a sample"], answers["evaluated errors of a sample"] = sample
         return answers | self._own_model_answers(engine, solver)
 
     def answers_under_attack(self, engine: Engine) -> dict[str, Tensor]:

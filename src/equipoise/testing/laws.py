@@ -17,6 +17,7 @@ from torch import Tensor
 from equipoise.core.abilities import is_part, refused_call
 from equipoise.errors import EquipoiseError, InvalidParameter, shown
 from equipoise.runs.state_rules import IS_KEPT, KEPT_CURE, SAME_AGAIN, SAME_CURE, STATE_CURE, copy_cure, unkeepable
+from equipoise.runs.tried_calls import close, copied
 
 P = ParamSpec("P")
 
@@ -108,12 +109,6 @@ def two_things(part: object, answer: Any, law: str) -> tuple[Any, Any]:
     return answer  # type: ignore[no-any-return]
 
 
-def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
-    """Whether two tensors have one shape and differ by at most `tolerance` times max(1, largest |b|)."""
-    scale = max(1.0, float(b.abs().max()) if b.numel() else 1.0)
-    return a.shape == b.shape and bool(((a.double() - b.double()).abs() <= tolerance * scale).all())
-
-
 def equal_values(a: Any, b: Any) -> bool:
     """Whether two states hold equal values, tensors bit for bit; NaN equals NaN."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
@@ -135,14 +130,6 @@ def repeated(part: object, action: str, call: Callable[..., Any], values: Callab
         second = call()
     hold(equal_values(values(first), values(second)), part, SAME_AGAIN, f"{action} was made again, and differs", SAME_CURE)
     return first
-
-
-def copied(value: Any) -> Any:
-    """A copy of a value; the value itself if it holds what cannot be copied, such as an open file."""
-    try:
-        return copy.deepcopy(value)
-    except Exception:
-        return value
 
 
 def keepable(part: object, state: Any) -> None:

@@ -14,11 +14,11 @@ from equipoise.runs.client_form import broken_client_form
 from equipoise.runs.own_parts import ARE_EXACT, ARE_TENSORS, EXACT_CURE, NEGATIVE_CURE, RISK_CALL
 from equipoise.runs.risk_direction import tell_of_low_losses
 from equipoise.runs.state_rules import FINITE, FINITE_CURE, SAME_AGAIN, SAME_CURE
+from equipoise.runs.tried_calls import copied
 from equipoise.testing.laws import (
     accepts,
     agree,
     check_of,
-    copied,
     equal_values,
     hold,
     is_finite,

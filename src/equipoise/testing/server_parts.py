@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -33,12 +35,14 @@ from equipoise.runs.own_parts import (
 )
 from equipoise.runs.state_rules import FINITE, FINITE_CURE, LINEAR_CURE, NO_LINEAR_STATE, SAME_AGAIN, SAME_CURE
 from equipoise.runs.step_laws import broken_server_law, memory_of_server
+from equipoise.runs.tried_calls import close, copied, or_none
+from equipoise.server_step import leaves_out
 from equipoise.testing.laws import (
     accepts,
     agree,
     check_of,
-    copied,
     hold,
+    is_finite,
     keepable,
     repeated,
     two_things,
@@ -57,7 +61,11 @@ def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12
     this holds with the state of the calls before. A linear aggregator has no state. Zero updates give zero from a fresh state
     (None). Equal updates in every round give one total, however many clients send them, which a sum without weights does not;
     its inner product with them is positive in each of three rounds. Neither a total nor that of a later round depends on the
-    order of clients. The total of one finite update is finite, unless the aggregator refuses a cohort of one by an error.
+    order of clients, also where clients are tied: their updates have one length, are as far from each other or are equal, and
+    their losses are equal. The total of one finite update is finite, unless the aggregator refuses a cohort of one by an error.
+
+    The total is finite if weights are as small as 1e-300, all but one of them, too. In a run no client has the weight 0. The
+    library's aggregators take it: such a client changes nothing, and without any weight the total is zero.
 
     Whether the total uses the weights is not checked: a median of clients need not. `train` gives a notice where it matters.
     """
@@ -66,7 +74,7 @@ def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12
     gen = torch_generator(seed, "check_aggregator")
     updates = torch.randn(clients, 6, generator=gen, dtype=torch.float64)
     weights = torch.rand(clients, generator=gen, dtype=torch.float64) + 0.1
-    weights, losses = weights / weights.sum(), torch.rand(clients, generator=gen, dtype=torch.float64)
+    weights, losses = weights / weights.sum(), torch.randint(1, 4, (clients,), generator=gen).double()  # some are equal
     keys = torch.randint(-(2**62), 2**62, (clients,), generator=gen)
 
     def known(found: Any) -> Any:
@@ -120,10 +128,41 @@ def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12
         agree(aggregator, "a linear total is the sum of its chunks' totals", torch.stack(parts).sum(0), total, 1e-9)
         double = combine(updates, 2 * weights, everyone)
         agree(aggregator, "a linear total doubles with the weights", double, 2 * total, 1e-9)
+    _check_tied(aggregator, combine, weights, gen)
+    _check_small_weights(aggregator, combine, updates, weights)
     _check_equal_updates(aggregator, answer, updates[0], clients)
     alone = total_of_one(aggregator, **dict.fromkeys(streams, keys[:1]))
     good = alone is None or bool(alone.isfinite().all())
     hold(good, aggregator, ONE_UPDATE, alone, ONE_UPDATE_CURE)
+
+
+Combine = Callable[[Tensor, Tensor, Tensor], Tensor]
+TIED_CURE = "Break ties by keys: set needs_keys = True and take keys=None, int64 (K,), a random number of each client."
+NO_WEIGHT = "a client without a weight changes nothing, and without any weight the total is zero"
+
+
+def _check_tied(aggregator: Aggregator, combine: Combine, weights: Tensor, gen: torch.Generator) -> None:
+    """Updates of one length, each as far from all others or equal to them: nothing but keys tells such clients apart."""
+    everyone, even, corners = torch.arange(len(weights)), torch.full_like(weights, 1 / len(weights)), torch.eye(6).double()
+    turned = torch.linalg.qr(torch.randn(6, 6, generator=gen, dtype=torch.float64)).Q  # tied up to rounding
+    for values, own in ((corners, weights), (corners, even), (corners.float(), even), (turned, weights)):
+        rows, order = values[everyone % 6], torch.randperm(len(weights), generator=gen)
+        moved, total = combine(rows[order], own[order], order), combine(rows, own, everyone)
+        agree(aggregator, ANY_ORDER, moved, total, 1e-6, cure=TIED_CURE)
+
+
+def _check_small_weights(aggregator: Aggregator, combine: Combine, updates: Tensor, weights: Tensor) -> None:
+    """Some clients, or all but one, with weights of 1e-300; of 0 where the aggregator leaves such clients out by itself."""
+    everyone = torch.arange(len(weights))
+    for few, rows in product((1, len(weights) // 2, len(weights) - 1, len(weights)), (updates, updates.float())):
+        without = weights * (everyone >= few)
+        tiny = without.clamp(min=1e-300)
+        hold(is_finite(combine(rows, tiny / tiny.sum(), everyone)), aggregator, "the total is finite for any positive weights")
+        if leaves_out(aggregator):  # it may refuse the few that are left
+            found = or_none(partial(combine, rows, without, everyone))
+            others = or_none(partial(combine, rows[few:], without[few:], everyone[few:]))
+            same = found is others or (found is not None and others is not None and close(found, others, 1e-5))
+            hold(same and (few < len(weights) or not others.any()), aggregator, NO_WEIGHT, (found, others))
 
 
 def _check_equal_updates(

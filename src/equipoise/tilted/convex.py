@@ -3,13 +3,15 @@
 The problem is min over W, b of R(ℓ(x_i·W + b, y_i)) + (α/2)‖W‖², with R a tilted risk or a superquantile. Three things make it
 as fast as the plain problem: the gradient of R is a weighted sum, so that one evaluation costs one pass over the data;
 coordinates are those in which the (weighted) covariance of the data is the identity; and tilts grow from 0 in steps, each
-warm-started, which for negative tilts is also what chooses among the local minima (section 7.5 of Li 2023).
+warm-started, which for negative tilts is also what chooses among the local minima (section 7.5 of Li 2023). A superquantile
+is smoothed on the way, and `sharpen` takes the smoothing away at the end.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,17 +19,20 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from equipoise.risk.quantile_sources import tail_quantile
+from equipoise.risk.superquantile import huber_smoothed
 from equipoise.risk.tilted import tilted
 from equipoise.tilted.hierarchy import Hierarchy
 from equipoise.tilted.links import Link
-from equipoise.tilted.losses import superquantile_loss, tilted_loss
+from equipoise.tilted.losses import climb, tail_mean, tilted_loss
 from equipoise.tilted.newton import refine_minimum
 
 FACTOR = 4.0  # by which a negative tilt grows from one step of the annealing to the next, so as to stay in its valley
 CONVEX_FACTOR = 16.0  # the same when no tilt is negative: there is one minimum, and steps only save iterations
 FAR = 4  # levels, which is a range of losses of 256 divided by the tilt, from which on a second start is tried
 LOOSE = 1e-2  # the tolerance of all steps but the last
-SMOOTHING = (1.0, 0.1, 0.01, 0.001)  # of the superquantile, relative to the mean loss: the last one stays
+SMOOTHING = (1.0, 0.1, 0.01, 0.001)  # of the superquantile, relative to the mean loss, before `sharpen` takes it away
+FINEST = 1e-9  # smoothing below which float64 does not tell losses apart
+EXACT = 1e-12  # the relative gap of a superquantile that is 0 up to rounding
 WHITENED = 500  # more columns than this are only scaled, because a square matrix of them costs too much
 SMALL = 50_000  # numbers in the data, up to which a solution is refined as far as float64 goes, because it costs nothing
 TURN = 200  # iterations of L-BFGS before Newton's method takes over, where a solution is refined
@@ -43,6 +48,7 @@ class Objective:
     tree: Hierarchy
     tilts: tuple[float, ...]  # innermost first
     tail: float | None = None
+    center: Tensor | float = 0.0  # of the superquantile's smoothing: what shares of their caps weights are pulled to, (G,)
 
     def __call__(self, losses: Tensor, level: float) -> tuple[float, Tensor]:
         """The risk, and its gradient with respect to the losses (N,)."""
@@ -71,17 +77,18 @@ class Objective:
     def _traced(self, points: Tensor, level: float) -> Tensor:
         """The risk, differentiable by autograd."""
         if self.tail is not None:
-            return self._superquantile(points, self.tail, nu=level)
+            tops, masses = self.tops(points)
+            return tail_mean(tops + level * self.center, masses, self.tail, level)
         inner = [level * each for each in reversed(self.tilts[:-1])]
         return tilted_loss(points, level * self.tilts[-1], self.tree, inner_tilt=inner, sample_weight=self.masses)
 
-    def _superquantile(self, points: Tensor, tail: float, nu: float | None = None) -> Tensor:
-        inner = tuple(reversed(self.tilts[:-1]))
-        return superquantile_loss(points, tail, self.tree, inner_tilt=inner, sample_weight=self.masses, nu=nu)
+    def tops(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses and masses (G,) of the outermost groups, or of the examples where there are none."""
+        return climb(points, self.masses, self.tree, self.tilts[:-1])
 
     def exact(self, losses: Tensor) -> float:
         """The risk itself, without any smoothing."""
-        return self(losses, 1.0)[0] if self.tail is None else float(self._superquantile(losses, self.tail))
+        return self(losses, 1.0)[0] if self.tail is None else float(tail_mean(*self.tops(losses), self.tail))
 
     @property
     def plain(self) -> bool:
@@ -109,6 +116,27 @@ class Fit:
     iterations: int
     converged: bool
     value: float
+
+
+def sharpen(objective: Objective, level: float, enough: float, solve: Callable[[Objective, float], Tensor | None]) -> float:
+    """Solve at the last level, and then without its smoothing; returns the gap to the optimum, in units of the mean loss.
+
+    The method of multipliers: smoothing pulls the weights to a centre, so the problem is solved again around the weights that
+    it gave, until they stay. The solution is the optimum under these weights, and the risk is the largest value under any that
+    are allowed: what is missing to the risk bounds the gap. `solve` gives the losses (N,) of a solution, None where it gave up.
+
+    Source: Rockafellar 1976 (Augmented Lagrangians and applications of the proximal point algorithm).
+    """
+    gap, unit = math.inf if objective.tail else 0.0, level / SMOOTHING[-1]
+    while (losses := solve(objective, level)) is not None and objective.tail is not None:
+        before, (tops, masses) = gap, objective.tops(losses)
+        _, weights = huber_smoothed(tops + level * objective.center, masses, objective.tail, level)
+        gap = (objective.exact(losses) - float(weights @ tops)) / unit
+        if gap <= enough or level < FINEST * unit:
+            break
+        level *= 1.0 if gap < 0.1 * before else 0.1
+        objective = replace(objective, center=weights * objective.tail / masses)
+    return gap
 
 
 @dataclass(frozen=True)
@@ -163,11 +191,19 @@ class _Problem:
 
     def descend(self, coef: Tensor, intercept: Tensor, levels: list[float], used: int = 0) -> Fit:
         """Through all levels, the last one to the full tolerance."""
-        converged = True
-        for place, level in enumerate(levels, 1):
-            tol = self.settings.tol if place == len(levels) else LOOSE
+        tol, converged = self.settings.tol, True
+
+        def solve(objective: Objective, level: float, tol: float = tol) -> Tensor | None:
+            nonlocal coef, intercept, used, converged
+            self.objective = objective
             coef, intercept, more, converged = self.solve(coef, intercept, level, tol)
             used += more
+            return self.losses(coef, intercept) if converged else None
+
+        for level in levels[:-1]:
+            solve(self.objective, level, LOOSE)
+        enough = min(tol, EXACT) if self.x.numel() * len(coef) <= SMALL else tol
+        converged = sharpen(self.objective, levels[-1], enough, solve) <= tol and converged
         value = self.objective.exact(self.losses(coef, intercept)) + 0.5 * self.settings.alpha * float(coef.square().sum())
         return Fit(coef, intercept, used, converged, value)
 

@@ -153,7 +153,8 @@ class TiltedLinearRegression(RegressorMixin, _LinearEstimator):  # type: ignore[
     tilt, inner_tilt : tilts between examples, or between groups and inside them, if `fit` is given groups.
     risk, tail : "superquantile" minimises the mean of the worst share `tail` of the losses (or groups) instead.
     alpha : strength of the L2 penalty; the intercept is free.
-    tol : largest slope at the solution, in coordinates in which data and residuals have unit spread.
+    tol : largest slope at the solution, in coordinates in which data and residuals have unit spread;
+        of a superquantile also the largest distance to the optimum, in units of the mean loss. No smoothing is left.
 
     Attributes
     ----------

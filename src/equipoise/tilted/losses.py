@@ -42,7 +42,7 @@ def tilted_loss(
     """
     tree = hierarchy(groups, _length(losses), losses.device)
     *inner, outer = level_tilts(tilt, inner_tilt, tree.depth)
-    values, masses = _climb(losses, _masses(losses, sample_weight), tree, inner)
+    values, masses = climb(losses, _masses(losses, sample_weight), tree, inner)
     root = torch.zeros(len(values), dtype=torch.int64, device=values.device)
     return _Level.apply(values, masses, root, 1, outer)[0].to(losses.dtype)  # type: ignore[no-untyped-call,no-any-return]
 
@@ -93,19 +93,23 @@ def superquantile_loss(
     require(nu is None or (is_number(nu) and nu > 0), "nu", "must be a positive number, or None", nu)
     tree = hierarchy(groups, _length(losses), losses.device)
     inner = level_tilts(0.0, inner_tilt, tree.depth)[:-1]
-    tops, masses = _climb(losses, _masses(losses, sample_weight), tree, inner)
+    tops, masses = climb(losses, _masses(losses, sample_weight), tree, inner)
     kept = masses > 0
-    tops, masses = tops[kept], masses[kept]
+    return tail_mean(tops[kept], masses[kept], tail, nu).to(losses.dtype)
+
+
+def tail_mean(tops: Tensor, masses: Tensor, tail: float, nu: float | None = None) -> Tensor:
+    """`superquantile_loss` of losses (G,) with positive masses that sum to 1."""
     if nu is None:
         weights = exact_weights(tops.detach(), masses, tail).double()
-        return (weights * tops).sum().to(losses.dtype)
+        return (weights * tops).sum()
     value, weights = huber_smoothed(tops.detach(), masses, tail, nu)
     moved = tops - tops.detach()  # 0, with derivatives
     ratio = weights * tail / masses
     inside = torch.where((ratio > 0) & (ratio < 1 - 1e-12), masses, 0.0)  # neither left out nor at the cap, up to rounding
     level = (inside * moved).sum() / inside.sum().clamp(min=1e-300)  # η* moves so that the weights still sum to 1
     curved = (inside * (moved - level).square()).sum() / (2 * tail * nu)
-    return (value + (weights * moved).sum() + curved).to(losses.dtype)
+    return value + (weights * moved).sum() + curved
 
 
 def tracked(estimate: Tensor | None, batch_value: Tensor, tilt: float, rho: float) -> Tensor:
@@ -175,7 +179,7 @@ def _masses(losses: Tensor, sample_weight: Tensor | None) -> Tensor:
     return weight / weight.sum()
 
 
-def _climb(values: Tensor, masses: Tensor, tree: Hierarchy, tilts: Sequence[float]) -> tuple[Tensor, Tensor]:
+def climb(values: Tensor, masses: Tensor, tree: Hierarchy, tilts: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Risks and masses of the outermost groups, or of the examples where there are none; float64."""
     values = values.double()
     for parent, count, tilt in zip(tree.parents, tree.counts, tilts, strict=True):

@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from equipoise.errors import is_integer, require
-from equipoise.tilted.convex import LOOSE, Objective
+from equipoise.tilted.convex import LOOSE, Objective, sharpen
 from equipoise.tilted.estimators import Floats, Risk, as_tensor, check_stopping, objective_of
 from equipoise.tilted.hierarchy import Hierarchy
 
@@ -69,7 +69,8 @@ class FairPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     Parameters
     ----------
     n_components : the number of components; None keeps as many as the data have directions of their own.
-    tol : largest slope at the solution, with losses measured in units of the total variance.
+    tol : largest slope at the solution, with losses measured in units of the total variance; of a superquantile also the
+        largest excess over what its weights give there, in units of the mean loss.
 
     Attributes
     ----------
@@ -119,11 +120,12 @@ class FairPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         if objective.plain or rank == x.shape[1] or unit == 0:
             value = objective(errors(x, directions) - base, 0.0)[0]
             return directions, 1, value
-        iterations, status, value = 0, 0, float("nan")
-        levels = objective.levels(errors(x, directions) - base)
-        for level in levels:
+        iterations, status, levels = 0, 0, objective.levels(errors(x, directions) - base)
 
-            def function(flat: object, level: float = level) -> tuple[float, object]:
+        def solve(objective: Objective, level: float, tol: float = self.tol, ftol: float = 1e-15) -> Tensor | None:
+            nonlocal directions, iterations, status
+
+            def function(flat: object) -> tuple[float, object]:
                 v = torch.as_tensor(flat, dtype=torch.float64).reshape(-1, rank)
                 u, r = torch.linalg.qr(v)
                 along = x @ u
@@ -133,15 +135,17 @@ class FairPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
                 slope = torch.linalg.solve_triangular(r, slope.T, upper=True).T  # with respect to V = U R
                 return value / unit, (slope / unit).flatten().numpy()
 
-            last = level == levels[-1]
-            options = {"maxiter": self.max_iter, "gtol": self.tol if last else max(self.tol, 1e-2 * LOOSE), "maxls": 50}
-            options |= {"ftol": 1e-15 if last else 1e-10, "maxfun": 10**9}
+            options = {"maxiter": self.max_iter, "gtol": tol, "maxls": 50, "ftol": ftol, "maxfun": 10**9}
             optimum = minimize(function, directions.flatten().numpy(), jac=True, method="L-BFGS-B", options=options)
             directions = torch.linalg.qr(torch.from_numpy(optimum.x).reshape(-1, rank)).Q
-            iterations, status, value = iterations + int(optimum.nit), optimum.status, float(optimum.fun) * unit
-        if status == 1:
+            iterations, status = iterations + int(optimum.nit), optimum.status
+            return None if status == 1 else errors(x, directions) - base
+
+        for level in levels[:-1]:
+            solve(objective, level, max(self.tol, 1e-2 * LOOSE), 1e-10)
+        if sharpen(objective, levels[-1], self.tol, solve) > self.tol or status == 1:
             warnings.warn(f"FairPCA stopped after max_iter={self.max_iter} iterations.", ConvergenceWarning, stacklevel=3)
-        return directions, max(iterations, 1), value
+        return directions, max(iterations, 1), objective.exact(errors(x, directions) - base)
 
     def transform(self, X: Any) -> Floats:
         """Coordinates along the components (N, n_components)."""

@@ -35,6 +35,3 @@ class AttackTraits:
     # (clients, classes, attackers, cohort): why the attack hardly acts on these, for a notice; "" if nothing is known
     weakness: Callable[..., str] | None = None
     omniscient: bool = False  # whether `corrupt` sees the honest updates of the whole cohort
-    rule_in_checkpoints: str = (
-        ""  # what checkpoints say of the attack, where an earlier version did otherwise at the same settings
-    )

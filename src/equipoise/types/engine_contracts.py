@@ -64,8 +64,7 @@ class Engine(Protocol):
     def evaluate(self, params: Tensor, clients: ClientSet, which: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of `params` on every client of a set, or on those at positions `which` (n,), on the CPU.
 
-        The answers are (n,) and (n,) float64. `which` is given where a run evaluates a sample of its clients; an engine that
-        does not take it works in all other runs.
+        The answers are (n,) and (n,) float64. `which` is given where a run evaluates a sample of its clients.
         """
 
     def evaluate_own(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:

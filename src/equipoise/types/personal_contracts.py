@@ -55,7 +55,8 @@ class PersonalTraits:
     finetunes: bool = False  # whether all clients train once more after the rounds, also those that were never drawn
     serves_all: bool = False  # whether clients that were never drawn are served what `models` gives, and not the shared model
     keeps_layers: bool = False  # whether clients keep layers that stay as they began in the shared model
-    sums_models: bool = False  # whether the server sees clients' models, or what they add up to
+    # whether the server sees clients' models, or what they add up to; None: not said, which protection refuses in own classes
+    sums_models: bool | None = None
     solver: LocalSolver | None = None  # of the personal work, if it is not the algorithm's
     further_epochs: tuple[int, ...] = ()  # numbers of passes that clients train for, beside the solver's own
     keeps_carried: bool = field(default=False, metadata=OWN)  # whether a client's model may have carried values of its own

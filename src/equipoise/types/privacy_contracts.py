@@ -52,7 +52,7 @@ class PrivacyTraits:
     noise: Literal["central", "distributed"] = "central"  # who adds it: the server to the sum, or each client a part
     only_sums: bool = False  # whether the server sees secure sums alone
     fewest: int | None = None  # clients whose sum is unmasked; None: as the rule of noise says, or nothing is masked
-    source: Literal["seeded", "system"] = "system"  # of the noise
+    noise_seed: int | None = None  # of noise that repeats: no ε holds then
     correlated: bool = False  # whether the noise is correlated over rounds
     loss_bound: float | None = None  # public: larger losses count as this one in the weights that clients find alone
 

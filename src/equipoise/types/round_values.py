@@ -151,11 +151,13 @@ class RoundReport:
     skipped: str = ""  # over a network: why the round was skipped, and left the model as it was
     tail_share: float | None = None  # of the cohort's clients, those in the tail, where bins of losses find it (as they say)
     stood_out: tuple[tuple[str, str, float, float], ...] = ()  # over a network, unless protected: `standing_out.extremes`
+    clients: tuple[str, ...] | None = None  # the ids of those that were drawn; None: secret, since clients are protected
 
     def __post_init__(self) -> None:
         if type(self.rejected) is not tuple or self.bytes_by_client or self.arrivals:  # lists where they were read from a file
             object.__setattr__(self, "arrivals", tuple((c, float(took), int(age)) for c, took, age in self.arrivals))
             object.__setattr__(self, "stood_out", tuple(tuple(each) for each in self.stood_out))
             object.__setattr__(self, "rejected", tuple(self.rejected))
+            object.__setattr__(self, "clients", None if self.clients is None else tuple(self.clients))
             object.__setattr__(self, "failed_tries", tuple(self.failed_tries))
             object.__setattr__(self, "bytes_by_client", {c: tuple(pair) for c, pair in self.bytes_by_client.items()})

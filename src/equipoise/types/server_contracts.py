@@ -11,9 +11,10 @@ from equipoise.types.own_claims import OWN
 
 
 class Aggregator(Protocol):
-    """Law: permutation-invariant; if linear, the total is the sum of the totals over chunks under the same weights.
+    """Law: permutation-invariant, also where clients are tied; the total is finite for any positive weights, however small.
 
-    A linear aggregator is therefore applied chunk by chunk, or client by client; it has no state and gets no losses.
+    If linear, the total is the sum of the totals over chunks under the same weights. A linear aggregator is therefore applied
+    chunk by chunk, or client by client; it has no state and gets no losses.
     """
 
     @property
@@ -32,7 +33,7 @@ class AggregatorTraits:
 
     linear: bool = False  # whether totals over chunks of a cohort add up to the total over the cohort
     needs_losses: bool = False  # whether it is called with losses=(K,), the clients' mean losses
-    needs_keys: bool = False  # whether it is called with keys=(K,), a random stream of each client in this round
+    needs_keys: bool = False  # whether it is called with keys=(K,), a random stream of each client in this round, e.g. for ties
     weighted_sum: bool = field(default=False, metadata=OWN)  # the total is Σ weights · updates and nothing else
     clips_to: float | None = field(default=None, metadata=OWN)  # the total is Σ weights · updates clipped to this norm
     picks_one: bool = field(default=False, metadata=OWN)  # the total is one client's update, whatever the positive weights are

@@ -4,7 +4,13 @@
 itself is imported when they are called, and is the extra `equipoise[flower]`.
 """
 
+import logging
+
+from equipoise.core.words import clean_record
 from equipoise.engines.flower.apps.client import client_app
 from equipoise.engines.flower.apps.server import server_app
 
 __all__ = ["client_app", "server_app"]
+
+for _name in ("flwr", "equipoise.node"):  # what servers and nodes say of each other
+    logging.getLogger(_name).addFilter(clean_record)

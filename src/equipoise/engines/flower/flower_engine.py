@@ -23,6 +23,7 @@ from equipoise.core.abilities import solver_traits
 from equipoise.core.carried import mean_carried
 from equipoise.core.task import Task
 from equipoise.core.update_checks import checked_norms, longest_square, with_carried
+from equipoise.core.words import counted
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines.flower.apps import left_out
@@ -38,7 +39,7 @@ from equipoise.engines.flower.secure.identities import default_colluders, read_p
 from equipoise.engines.flower.secure.network_rules import refuse_on_nodes
 from equipoise.engines.flower.secure.protections import mask_sums
 from equipoise.engines.flower.transport.answer_readings import read_any_loss, read_loss
-from equipoise.engines.flower.transport.messages import MessageContent, counted
+from equipoise.engines.flower.transport.messages import MessageContent
 from equipoise.engines.flower.transport.messenger import (
     ClientRequest,
     Messenger,

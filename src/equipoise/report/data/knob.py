@@ -106,9 +106,3 @@ def in_words(knob: str, value: float) -> str:
     return (
         f"trained with {knob} = {value:g}: {'typical clients count more' if less else 'clients with a large loss count more'}"
     )
-
-
-def curve_of(numbers: dict[str, Any]) -> list[tuple[float, float]]:
-    """The trade-off: mean and 90th percentile of each member that has both."""
-    pairs = [(member["mean"], member["percentile_90"]) for member in numbers["members"]]
-    return [(mean, tail) for mean, tail in pairs if mean is not None and tail is not None]

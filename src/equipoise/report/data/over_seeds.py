@@ -85,13 +85,6 @@ def figures_of(runs: Sequence[RunRecord]) -> dict[str, Spread]:
     return row
 
 
-def run_label(run: RunRecord, runs: Sequence[RunRecord]) -> str:
-    """Which of the runs of a method one is, in words: by its seed, unless the seed tells the noise of protected runs."""
-    if not run.hides_seed:
-        return f"seed {run.seed}"
-    return f"run {next((place for place, each in enumerate(runs) if each is run), 0) + 1}"
-
-
 def data_differ(runs: Sequence[RunRecord]) -> bool:
     """Whether runs are on different data, by what names their data, or by the tables of clients of one method.
 

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from equipoise import sampling
+from equipoise.core.abilities import read
+from equipoise.core.words import cells, joined, padded, table_lines
 from equipoise.errors import InvalidParameter, nearest_name
 from equipoise.metrics import Interval
 from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of
+from equipoise.types import SamplerTraits
 
 if TYPE_CHECKING:
     from equipoise.run_record import RunRecord
@@ -232,14 +235,12 @@ class Differences:
             shown, between = difference_text(row, digits, factor), interval_text(row, digits, factor)
             return f"{shown:>18}  {between:<19}{lower_words(row):<16}"
 
-        width = max(map(len, ("method", *(row.method for row in self.rows))))
+        width = max(map(cells, ("method", *(row.method for row in self.rows))))
         heads = f"{'method':<{width}}{'difference':>18}  {'95 % interval':<19}{'seeds':<16}"
         columns = [["verdict", *(row.verdict_words for row in self.rows)]]
         columns += [[other.figure, *(row.verdict_words for row in other)] for other in others]
-        widths = [max(map(len, column)) for column in columns]
-        said = ["  ".join(map(str.ljust, words, widths)).rstrip() for words in zip(*columns, strict=True)]
-        left = [heads, *(f"{row.method:<{width}}{texts(row)}" for row in self.rows)]
-        return [f"{shown}{words}" for shown, words in zip(left, said, strict=True)]
+        left = [heads, *(f"{padded(row.method, width)}{texts(row)}" for row in self.rows)]
+        return [f"{shown}{words}" for shown, words in zip(left, table_lines([*zip(*columns, strict=True)]), strict=True)]
 
     def short(self, digits: int = 3, factor: float = 1.0, others: Sequence[Differences] = ()) -> list[str]:
         """The rows under a short title and above a line on what the interval covers, for below a table of methods.
@@ -258,7 +259,7 @@ class Differences:
         seeds = max((row.seeds for row in self.rows), default=0)
         over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
         title = f"Paired differences from {self.baseline}: {self.figure} of the {self.what}, seed by seed, {over}"
-        return "\n".join([title, *self.lines(), " ".join(filter(None, (RULE, self._covered())))])
+        return joined([title, *self.lines(), " ".join(filter(None, (RULE, self._covered())))])
 
     def _covered(self, figures: int = 1) -> str:
         """What the intervals cover, that they are not corrected for several comparisons, and which cohorts differ."""
@@ -269,7 +270,7 @@ class Differences:
 
 
 def cohort_words(methods: Mapping[str, Sequence[RunRecord]], baseline: str) -> str:
-    """That some methods draw cohorts in another way than the baseline; empty if all draw alike."""
+    """That some methods draw cohorts in another way than the baseline, as private ones do; empty if all draw alike."""
     drawn = {name: _drawn(runs[0]) for name, runs in methods.items() if runs}
     others = [name for name, how in drawn.items() if how != drawn.get(baseline, how)]
     if not others:
@@ -283,12 +284,13 @@ def cohort_words(methods: Mapping[str, Sequence[RunRecord]], baseline: str) -> s
     )
 
 
-def _drawn(run: RunRecord) -> tuple[str, int]:
-    """How a run draws cohorts, for comparison: its sampler as it shows itself, and the clients per round."""
+def _drawn(run: RunRecord) -> tuple[str, int, str]:
+    """How a run draws cohorts, for comparison: its sampler as it shows itself, the clients per round, whose secret."""
     usual = sampling.Uniform() if run.algorithm.privacy is None else sampling.Poisson()
     sampler = usual if run.algorithm.sampler is None else run.algorithm.sampler
     plain = type(sampler).__repr__ is object.__repr__
-    return type(sampler).__qualname__ if plain else repr(sampler), run.clients_per_round
+    secret = run.epsilon is not None and not run.epsilon.nominal and read(SamplerTraits, sampler).separation is None
+    return type(sampler).__qualname__ if plain else repr(sampler), run.clients_per_round, run.name if secret else ""
 
 
 def uncorrected_words(methods: int, figures: int = 1) -> str:

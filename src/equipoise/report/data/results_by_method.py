@@ -152,8 +152,6 @@ class Study:
         """Group results by name. Results that cannot be compared are refused."""
         results = list(results)
         require(len(results) > 0, "results", "must hold at least one result", results)
-        if any(result.protects_clients for result in results):
-            results = [replace(result, beside_protected=True) for result in results]
         by_name: dict[str, list[RunRecord]] = {}
         for result in results:
             by_name.setdefault(result.name, []).append(result)

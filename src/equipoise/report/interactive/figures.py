@@ -12,7 +12,6 @@ from collections.abc import Callable
 import numpy as np
 
 from equipoise.report.data import series
-from equipoise.report.data.over_seeds import run_label
 from equipoise.report.data.results_by_method import MethodResults, Numbers, Study
 from equipoise.report.interactive import optional_figures as special
 from equipoise.report.interactive import theme
@@ -151,8 +150,7 @@ def tradeoff(study: Study) -> Json | None:
         if len(method.runs) > 1:
             x, y = method.mean_and_tail()
             words = [
-                f"{label(method.name)}, {run_label(run, method.runs)}<br>mean {scale.value(m)}<br>"
-                f"90th percentile {scale.value(t)}"
+                f"{label(method.name)}, seed {run.seed}<br>mean {scale.value(m)}<br>90th percentile {scale.value(t)}"
                 for run, m, t in zip(method.runs, x, y, strict=True)
             ]
             data.append({

@@ -212,7 +212,7 @@ def _settings(study: Study) -> Iterator[str]:
         yield f"<dt>{swatch(index)}{escape(method.name)}</dt><dd><details><summary>The algorithm, as code</summary>"
         yield f"<code>{escape(repr(method.runs[0].algorithm))}</code></details></dd>"
     values = {
-        "seeds": [_seeds(method.runs) for method in study.methods],
+        "seeds": [", ".join(str(run.seed) for run in method.runs) for method in study.methods],
         "data": [method.runs[0].data for method in study.methods],
         "rounds": [_range([len(run.history.rounds) for run in method.runs]) for method in study.methods],
         "clients per round": [_cohorts(method.runs) for method in study.methods],
@@ -227,13 +227,6 @@ def _cohorts(runs: Sequence[RunRecord]) -> str:
     sizes = _range([report.cohort for run in runs for report in run.history.rounds])
     buffered = read(SamplerTraits, runs[0].algorithm.sampler).buffered is not None
     return f"{sizes} updates in each step of the server (its buffer)" if buffered else sizes
-
-
-def _seeds(runs: Sequence[RunRecord]) -> str:
-    """The seeds of runs; beside runs that protect clients their number alone, since noise and cohorts follow from a seed."""
-    if any(run.hides_seed for run in runs):
-        return f"{len(runs)}, not shown: noise and cohorts of private runs follow from them"
-    return ", ".join(str(run.seed) for run in runs)
 
 
 def _by_method(study: Study, values: list[str]) -> str:

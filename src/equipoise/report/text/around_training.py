@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from html import escape
 
-from equipoise.report.data.over_seeds import FIGURES, metric_figures, run_label
+from equipoise.report.data.over_seeds import FIGURES, metric_figures
 from equipoise.report.data.results_by_method import Study
 from equipoise.report.text.phrases import count_words
 from equipoise.report.text.sentences import ValueFormat
@@ -46,6 +46,6 @@ def stopped_section(study: Study) -> Iterator[str]:
         return
     yield '<section aria-labelledby="stopped"><h2 id="stopped">Stopped early</h2><dl id="stops">'
     for index, method, run in stopped:
-        seed = f", {run_label(run, method.runs)}" if len(method.runs) > 1 else ""
+        seed = f", seed {run.seed}" if len(method.runs) > 1 else ""
         yield f"<dt>{swatch(index)}{escape(method.name)}{seed}</dt><dd>{escape(nonbreaking(str(run.history.stopped)))}</dd>"
     yield "</dl></section>"

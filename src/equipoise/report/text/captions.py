@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equipoise.absent_clients import changed_clients_words
 from equipoise.report.data import series
-from equipoise.report.data.over_seeds import run_label, trivial_doubts, trivial_name, worse_than_trivial
+from equipoise.report.data.over_seeds import trivial_doubts, trivial_name, worse_than_trivial
 from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.text.phrases import count_words, listed, plural
 from equipoise.report.text.sentences import with_article
@@ -136,7 +136,7 @@ def _changed_clients(study: Study) -> str:
     sentences = ""
     for method in study.methods:
         for run in method.runs:
-            label = f"{run.name}, {run_label(run, method.runs)}: " * (len(study.runs) > 1)
+            label = f"{run.name}, seed {run.seed}: " * (len(study.runs) > 1)
             words = changed_clients_words(run.history.points, study.judged.split, named=run.epsilon is None)
             sentences += f" {label}{words}" * bool(words)
     return sentences

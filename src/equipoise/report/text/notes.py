@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from equipoise.absent_clients import absent_words
 from equipoise.few_clients import few_clients_words
 from equipoise.privacy.observer_table import composed_words
-from equipoise.report.data.over_seeds import malicious_clients, run_label, without_own_models
+from equipoise.report.data.over_seeds import malicious_clients, without_own_models
 from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.text.phrases import BACKDOOR, attack_words, listed, own_worse_words, untrained_words
 from equipoise.report.text.tables import backdoor_table, malicious_table, nonbreaking, rejected_table, swatch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from equipoise.run_record import RunRecord
 
 MALICIOUS_NAMES = 8  # malicious clients named
-NOT_COVERED = "ε covers the released models; metrics of training clients, logs and this report are not covered by ε."
+NOT_COVERED = "ε covers released models; metrics of training clients, choices by them, logs and reports are not covered by ε."
 
 
 def header_note(study: Study) -> str:
@@ -61,7 +61,7 @@ def absent_note(study: Study) -> str:
     for method in study.methods:
         for run in method.runs:
             words = absent_words(run.clients, split, named=not run.protects_clients)
-            sentences += [f"{method.name}, {run_label(run, method.runs)}: {words}" if several else words] if words else []
+            sentences += [f"{method.name}, seed {run.seed}: {words}" if several else words] if words else []
     if len({tuple(sorted(run.clients.not_evaluated.get(split, ()))) for run in study.runs}) > 1:
         sentences.append("Runs that leave out different clients do not compare: differences may come from the clients.")
     return " ".join(sentences)
@@ -120,7 +120,7 @@ def network_section(study: Study) -> Iterator[str]:
         sent, received, failed, reason = _by_node(run)
         rounds = max(1, len(run.history.rounds))
         totals = sum(r.bytes_sent for r in run.history.rounds), sum(r.bytes_received for r in run.history.rounds)
-        label = escape(f"{method.name}, {run_label(run, method.runs)}")
+        label = escape(f"{method.name}, seed {run.seed}")
         cells = "".join(f"<td>{_bytes_text(total)}</td>" for total in totals)
         each = " / ".join(_bytes_text(total / rounds) for total in totals)
         yield f"<tr><th>{label}</th><td>all</td>{cells}<td colspan=2>{each} a round</td></tr>"
@@ -130,9 +130,9 @@ def network_section(study: Study) -> Iterator[str]:
     yield "</tbody></table></div>"
     for method, run in federated:
         if skipped := skipped_words(run):
-            yield f'<p class="note skipped">{escape(f"{method.name}, {run_label(run, method.runs)}: {skipped}")}</p>'
+            yield f'<p class="note skipped">{escape(f"{method.name}, seed {run.seed}: {skipped}")}</p>'
         if stood_out := " ".join(of_record(run)):
-            yield f'<p class="note stood-out">{escape(f"{method.name}, {run_label(run, method.runs)}: {stood_out}")}</p>'
+            yield f'<p class="note stood-out">{escape(f"{method.name}, seed {run.seed}: {stood_out}")}</p>'
     if any(run.protects_clients for _, run in federated):
         yield '<p class="note" id="operator">Of a run that protects clients, what each node sent and when it failed is not '
         yield "shown: that would tell who took part. Its operator finds it in <code>rounds.jsonl</code> of the run folder.</p>"
@@ -221,8 +221,7 @@ def _observer_tables(study: Study) -> Iterator[str]:
             continue
         table = max(tables, key=lambda each: each["public"].epsilon or 0.0)
         named = f"{swatch(index)}{escape(method.name)}: " if len(study.methods) > 1 else ""
-        nominal = ", nominal because the noise was seeded" if table.nominal else ""
-        yield f'<div class="scroll"><table class="observers"><caption>{named}ε by observer, at δ = {table.delta:.4g}{nominal}'
+        yield f'<div class="scroll"><table class="observers"><caption>{named}ε by observer, at δ = {table.delta:.4g}'
         heads = "".join(f"<th>{head}</th>" for head in ("observer", "ε", "neighbours differ by", "assuming"))
         yield f"</caption><thead><tr>{heads}</tr></thead><tbody>"
         for row in table.rows:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
+from equipoise.core.words import markdown_text, printable
 from equipoise.errors import InvalidParameter, nearest_name, require, require_integer, require_name
 from equipoise.few_clients import few_clients_words
 from equipoise.metrics import PERCENTILES, Summary, percentile
@@ -84,16 +84,7 @@ def latex_text(text: str) -> str:
     >>> print(latex_text("Δ-FL 50 %, q_0"))
     $\Delta$-FL 50 \%, q\_0
     """
-    return "".join(_SYMBOLS.get(character, character) for character in " ".join(text.split()))
-
-
-def markdown_text(text: str) -> str:
-    r"""A text for a cell of a Markdown table, with marks of the language escaped.
-
-    >>> print(markdown_text("a|b *c*"))
-    a\|b \*c\*
-    """
-    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", " ".join(text.split()))
+    return "".join(_SYMBOLS.get(character, character) for character in " ".join(printable(text).split()))
 
 
 Cells = frozenset[tuple[int, int]]  # by row, 0 being the headings, and column

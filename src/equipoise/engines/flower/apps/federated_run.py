@@ -19,6 +19,7 @@ from torch import nn
 from equipoise.algorithm import Algorithm
 from equipoise.core.files import locked, write_atomically
 from equipoise.core.task import Task
+from equipoise.core.words import counted
 from equipoise.data.federated_data import FederatedData
 from equipoise.engines.flower.apps.few_updates import too_few_updates
 from equipoise.engines.flower.apps.fixed_rounds import refuse_more_rounds
@@ -40,7 +41,6 @@ from equipoise.engines.flower.apps.welcome import MoreClients, Welcome, gather
 from equipoise.engines.flower.flower_engine import Federation, Patience
 from equipoise.engines.flower.secure.crowds import check_crowd
 from equipoise.engines.flower.secure.network_rules import refuse_both_trained, refuse_on_nodes
-from equipoise.engines.flower.transport.messages import MessageContent, counted
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
 from equipoise.errors import CheckpointError, ConfigError, EquipoiseNotice, IncompatibleParts
 from equipoise.experiment.folder import claim
@@ -49,7 +49,6 @@ from equipoise.experiment.recorded import FEDERATION, RecordedConfig
 from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.train_options import TrainRecord
 from equipoise.privacy.drowned_sums import drowning_words
-from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.result import Result
 from equipoise.runs.checkpoint import Checkpoints, read_checkpoint
 from equipoise.runs.setup import Setting, set_up
@@ -180,16 +179,9 @@ def refuse_other_plan(plan: ServerPlan, grid: Grid, place: RunFolder, known: tup
 
 def open_door(plan: ServerPlan, messenger: Messenger, task: Task, model_seed: int, folder: Path | None) -> Welcome:
     """What lets nodes in: their introductions, and the nodes that names belong to."""
-    news = what_is_new(plan.algorithm)
-
-    def reading(content: MessageContent) -> Member:
-        member = Member.read(content, task, plan.most_examples)
-        if news is not None:
-            member.refuse_earlier_version(news)
-        return member
-
     told = {"seed": model_seed, "model": model_seed, "layout": digest_layout(task), "frozen": digest_frozen(task)}
-    introductions = Introductions(messenger, ClientRequest(told), reading)
+    most = plan.most_examples
+    introductions = Introductions(messenger, ClientRequest(told), lambda content: Member.read(content, task, most))
     names = KnownNodes(folder.resolve().parent / KNOWN_NODES if folder is not None else None, plan.nodes)
     return Welcome(messenger, introductions, names)
 
@@ -210,16 +202,6 @@ def admits_latecomers(algorithm: Algorithm) -> bool:
     return algorithm.privacy is None and algorithm.personal is None and parts.solver.after_rows is None
 
 
-def what_is_new(algorithm: Algorithm) -> str | None:
-    """What nodes that do not say their version would answer otherwise than this server means it; None: nothing."""
-    parts = algorithm.traits
-    if algorithm.privacy is not None:  # other names in sums, and no coins: noise and ε would not be those of the ledger
-        return f"{type(algorithm.privacy).__name__} of this version"
-    if parts.solver.keeps is not None:  # they would begin each round with nothing kept
-        return f"{type(algorithm.solver).__name__}, whose clients keep numbers between rounds"
-    return f"{type(algorithm.personal).__name__} of this version" if algorithm.personal is not None else None
-
-
 def admit(
     place: RunFolder, plan: ServerPlan, members: Mapping[str, Member], more: Mapping[str, Member], run: str
 ) -> dict[str, Member]:
@@ -238,7 +220,7 @@ def admit(
     if identity.get("clients_per_round") == str(len(before.train)) and plan.clients_per_round is None:
         identity["clients_per_round"] = str(len(after.train))
     write_atomically(place.path / ROSTER, write_roster(everyone, run).encode())
-    write_atomically(place.checkpoint, replace(saved, runs=[replace(one, identity=identity)]).bytes())
+    replace(saved, runs=[replace(one, identity=identity)]).write(place.checkpoint)
     log.info("%s join%s the run before round %d.", ", ".join(more), "s" * (len(more) == 1), one.state.round + 1)
     return everyone
 
@@ -298,8 +280,7 @@ class FederatedRun:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EquipoiseNotice)  # which the run itself gives
             setting = self.setting()
-        noise: NoisePlan | None = vars(setting.protection).get("noise")
-        if noise is None:
+        if (noise := setting.noise) is None:
             return ""
         return drowning_words(
             noise.calibration.update, setting.task.layout.dimension, self.clients_per_round, noise.privacy.clip

@@ -109,14 +109,6 @@ class Member:
             versions, compact,
         )  # fmt: skip
 
-    def refuse_earlier_version(self, news: str) -> None:
-        """Refuse a node that does not say its version, as those did not that do not know `news`."""
-        if not self.versions:
-            raise BadMessage(
-                f"{self.client} has an earlier version of Equipoise, which does not know {news}. Install the server's version "
-                "on it, and start it again"
-            )
-
     @property
     def marks(self) -> dict[str, Any]:
         """What a run must find again to go on; metrics, keys, versions and the owner's policy may change meanwhile."""

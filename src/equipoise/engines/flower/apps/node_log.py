@@ -11,8 +11,9 @@ import os
 import re
 import sys
 import time
-import traceback
 from pathlib import Path
+
+from equipoise.core.words import traceback_text
 
 log = logging.getLogger("equipoise.node")
 ERROR = "error.txt"  # in the node's state folder: the traceback of the last failure that nobody foresaw
@@ -126,7 +127,7 @@ def keep_traceback(failure: BaseException | None) -> str:
     """
     if failure is None:
         return ""
-    whole, folder = "".join(traceback.format_exception(failure)), os.environ.get("EQUIPOISE_CONFIG")
+    whole, folder = traceback_text(failure), os.environ.get("EQUIPOISE_CONFIG")
     if not folder:
         return f"\n{whole}"
     try:

@@ -186,8 +186,6 @@ class NodePolicy:
         noise = noise_multiplier_of(kind, asked, terms.fewest, terms.length)
         if self.noise_multiplier is not None and not noise >= self.noise_multiplier * (1 - 1e-9):
             raise PolicyRefusal(f"{terms} has a noise multiplier of {noise:.4g}; the policy demands {self.noise_multiplier:g}.")
-        if self.noisy and asked.get("source") != "system":
-            raise PolicyRefusal(f"The noise of {terms} follows from a seed, and the policy demands that of the system.")
         if kind == "private update" and self.clip is not None and not float(asked["clip"]) <= self.clip:
             raise PolicyRefusal(f"Updates are clipped to {asked['clip']}, and the policy demands {self.clip:g} or less.")
 

@@ -21,10 +21,10 @@ from typing import Any
 
 from equipoise.absent_clients import count_evaluated
 from equipoise.core.files import GrowingFile, write_atomically
+from equipoise.core.words import counted
 from equipoise.engines.flower.apps.members import Member
 from equipoise.engines.flower.apps.node_keys import RETIRED
 from equipoise.engines.flower.apps.welcome import Welcome
-from equipoise.engines.flower.transport.messages import counted
 from equipoise.engines.flower.transport.messenger import Messenger, TooFewClients
 from equipoise.errors import Diverged
 from equipoise.experiment.run_files import RunFolder

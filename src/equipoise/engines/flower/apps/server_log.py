@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import re
-import traceback
 import warnings
 from pathlib import Path
 from typing import Any
 
+from equipoise.core.words import printable, traceback_text
 from equipoise.engines.flower.apps.run_control import StoppedByOperator
 from equipoise.errors import EquipoiseError, EquipoiseNotice
 
@@ -33,13 +33,13 @@ class PlainFailures(logging.Filter):
         failure = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
         if record.msg == RAISED and failure is not None:
             self.failed = True
-            record.msg, record.args, record.exc_info = "%s", (self.words(failure),), None
+            record.msg, record.args, record.exc_info, record.exc_text = "%s", (self.words(failure),), None, None
             return True
         return record.msg != "" and not (self.failed and str(record.msg).startswith(EXIT))
 
     def words(self, failure: BaseException) -> str:
         """What stopped the run, in one line, and where the rest is."""
-        text = " ".join(str(failure).split()) or type(failure).__name__
+        text = " ".join(printable(failure).split()) or type(failure).__name__
         if isinstance(failure, StoppedByOperator):
             return text
         named = text if isinstance(failure, EquipoiseError) else f"{type(failure).__name__}: {text}"
@@ -47,7 +47,7 @@ class PlainFailures(logging.Filter):
 
     def keep(self, failure: BaseException) -> str:
         """Write the traceback into the run's folder; a sentence says where it is."""
-        whole = "".join(traceback.format_exception(failure))
+        whole = traceback_text(failure)
         if self.folder is None or not self.folder.is_dir():
             return "" if isinstance(failure, EquipoiseError) else f"\n{whole}"
         try:

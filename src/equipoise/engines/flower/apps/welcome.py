@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from equipoise.core.words import counted
 from equipoise.engines.flower.apps import left_out
 from equipoise.engines.flower.apps.introductions import Introductions
 from equipoise.engines.flower.apps.members import Member, natural_order
 from equipoise.engines.flower.apps.node_keys import RETIRED, KnownNodes
-from equipoise.engines.flower.transport.messages import BadMessage, counted
+from equipoise.engines.flower.transport.messages import BadMessage
 from equipoise.engines.flower.transport.messenger import Messenger, TooFewClients
 from equipoise.errors import EquipoiseError
 

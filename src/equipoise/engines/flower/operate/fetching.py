@@ -10,11 +10,10 @@ import copy
 import hashlib
 import json
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import torch
 from flwr.app import Context, RecordDict
@@ -33,7 +32,6 @@ from equipoise.small_clients import FEW_EXAMPLES as FEW
 MANIFEST = "manifest.json"
 MODEL, CHOICE = "model.safetensors", "choice.json"  # what `fetch` leaves on a site
 LARGEST_MANIFEST, LARGEST_MODEL = 2**20, 4 * 2**30
-SECONDS = 60.0  # for an answer of the web server
 
 
 def publish(runs: Sequence[Path], out: Path) -> list[str]:
@@ -73,31 +71,15 @@ def reader(source: str, *, token: str | None = None, authority: Path | None = No
                 content = (folder / name).read_bytes()
             except OSError as failure:
                 raise ConfigError(f"{folder / name} cannot be read: {failure.strerror}.") from failure
-            return refuse_larger(content, name, largest)
+            if len(content) > largest:
+                raise ConfigError(f"{name} is larger than {largest} bytes.")
+            return content
 
         return read_local
-    import ssl
+    from equipoise.serve.choose import FamilyClient
 
-    context = ssl.create_default_context(cafile=str(authority)) if source.startswith("https:") else None
-
-    def read_web(name: str, largest: int) -> bytes:
-        url = f"{source.rstrip('/')}/{name}"
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        try:
-            asked = urllib.request.Request(url, headers=headers)  # noqa: S310
-            with urllib.request.urlopen(asked, timeout=SECONDS, context=context) as answer:  # noqa: S310
-                return refuse_larger(answer.read(largest + 1), name, largest)
-        except (urllib.error.URLError, OSError, ValueError) as failure:
-            raise ConfigError(f"{url} cannot be got: {failure}.") from failure
-
-    return read_web
-
-
-def refuse_larger(content: bytes, name: str, largest: int) -> bytes:
-    """Refuse a file that is larger than it should be."""
-    if len(content) > largest:
-        raise ConfigError(f"{name} is larger than {largest} bytes.")
-    return content
+    client = FamilyClient(source.rstrip("/"), token, authority)
+    return lambda name, largest: client.get(f"/{quote(name)}", largest)
 
 
 def read_entries(content: bytes) -> list[dict[str, Any]]:

@@ -134,8 +134,8 @@ def refused_noise(policy: NodePolicy, algorithm: Algorithm) -> Iterator[str]:
         return
     if policy.clip is not None and privacy.clip > policy.clip:
         yield f"clip = {policy.clip:g}, and the algorithm of task.py clips to {privacy.clip:g}"
-    if policy.noisy and privacy.source != "system":
-        yield f'the policy has {named}, and the noise of task.py follows from a seed: it needs source="system"'
+    if policy.noisy and privacy.noise_seed is not None:
+        yield f"the policy has {named}, and the noise of task.py follows from a seed: leave noise_seed out"
     least = least_noise(algorithm)
     if policy.noise_multiplier is not None and least is not None and least < policy.noise_multiplier * (1 - 1e-9):
         yield f"noise_multiplier = {policy.noise_multiplier:g}, and the least noise multiplier of task.py is {least:.4g}"

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
+from equipoise.core.words import table_lines
 from equipoise.engines.flower.apps.node_keys import public_key_text, read_node_list, write_node_names
 from equipoise.engines.flower.operate.kits import NODE_LIST
 from equipoise.errors import ConfigError
@@ -147,8 +148,7 @@ def table_of(nodes: Sequence[RegisteredNode]) -> list[str]:
     """Nodes as lines of text."""
     head = ("name", "state", "since", "key", "Flower's id")
     rows = [head, *((n.name, n.state, n.since, "listed" if n.listed else "not listed", str(n.id)) for n in nodes)]
-    widths = [max(len(row[k]) for row in rows) for k in range(len(head))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return table_lines(rows)
 
 
 def plain(nodes: Sequence[RegisteredNode]) -> list[Mapping[str, Any]]:

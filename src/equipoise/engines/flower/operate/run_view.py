@@ -8,11 +8,11 @@ import time
 from contextlib import suppress
 from datetime import datetime
 from html import escape
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from equipoise.absent_clients import list_reasons
+from equipoise.core.words import printable, table_lines
 from equipoise.engines.flower.apps.run_control import read_order
 from equipoise.engines.flower.apps.run_status import STATUS
 from equipoise.errors import ConfigError
@@ -76,11 +76,8 @@ class RunView:
         lines += arrival_lines(about.get("arrivals"))
         lines += evaluation_lines(about.get("evaluation"))
         lines += [f"note: {note}" for note in about.get("notes", ())]
-        if not about["clients"]:
-            return lines
-        rows = [HEAD, *(_row(client, entry) for client, entry in sorted(about["clients"].items()))]
-        widths = [max(len(row[k]) for row in rows) for k in range(len(HEAD))]
-        lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        if about["clients"]:
+            lines += table_lines([HEAD, *(_row(client, entry) for client, entry in sorted(about["clients"].items()))])
         lines += [f"ALERT since {each['time']} {each['client']} {each['text']}" for each in about["alerts"]]
         return lines
 
@@ -88,17 +85,17 @@ class RunView:
         """The status as a page that renews itself."""
         about = self.read()
         rows = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _row(client, entry)) + "</tr>"
+            "<tr>" + "".join(f"<td>{_html(cell)}</td>" for cell in _row(client, entry)) + "</tr>"
             for client, entry in sorted(about["clients"].items())
         )
-        alerts = "".join(f"<li>{escape(a['time'])} {escape(a['client'])} {escape(a['text'])}</li>" for a in about["alerts"])
-        evaluated = "".join(f"<p>{escape(line)}</p>" for line in evaluation_lines(about.get("evaluation")))
-        title = f"{escape(about['run'])}: {escape(about['state'])}"
+        alerts = "".join(f"<li>{_html(a['time'])} {_html(a['client'])} {_html(a['text'])}</li>" for a in about["alerts"])
+        evaluated = "".join(f"<p>{_html(line)}</p>" for line in evaluation_lines(about.get("evaluation")))
+        title = f"{_html(about['run'])}: {_html(about['state'])}"
         return (
             f"<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=5><title>{title}</title>"
             "<style>body{font:16px sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}</style>"
-            f"<h1>{title}</h1><p>Round {about['round']} of {about['rounds']}. {escape(about.get('text') or '')}</p>"
-            f"<p>Updated {escape(about['updated'])}.</p>{evaluated}{'<h2>Alerts</h2><ul>' + alerts + '</ul>' if alerts else ''}"
+            f"<h1>{title}</h1><p>Round {about['round']} of {about['rounds']}. {_html(about.get('text') or '')}</p>"
+            f"<p>Updated {_html(about['updated'])}.</p>{evaluated}{'<h2>Alerts</h2><ul>' + alerts + '</ul>' if alerts else ''}"
             f"<table><tr>{''.join(f'<th scope=col>{name}</th>' for name in HEAD)}</tr>{rows}</table></html>"
         )
 
@@ -123,7 +120,7 @@ class RunView:
             lines += [f"# HELP equipoise_client_{name} {text}", f"# TYPE equipoise_client_{name} {kind}"]
             for client, entry in sorted(about["clients"].items()):
                 if entry.get(key) is not None:
-                    label = client.replace("\\", "\\\\").replace('"', '\\"')
+                    label = printable(client).replace("\\", "\\\\").replace('"', '\\"')
                     lines.append(f'equipoise_client_{name}{{client="{label}"}} {entry[key]}')
         return "\n".join(lines) + "\n"
 
@@ -161,6 +158,10 @@ def _row(client: str, entry: dict[str, Any]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def _html(text: object) -> str:
+    return escape(printable(text))
+
+
 def _lives(pid: Any) -> bool:
     """Whether a process of this machine is at work; one that was killed may be listed until its parent looks at it."""
     if not isinstance(pid, int):
@@ -173,35 +174,3 @@ def _lives(pid: Any) -> bool:
     except OSError:  # of another user, or a system without /proc
         return True
     return state[:1] not in (["Z"], ["X"])
-
-
-def serve_status(view: RunView, host: str, port: int) -> ThreadingHTTPServer:
-    """A server of the page (/), the status (/status.json) and the metrics (/metrics); `serve_forever` is the caller's.
-
-    Whoever reaches the port reads it, so that single clients of a run under privacy are not on it.
-    """
-    view = RunView(view.folder, for_others=True)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answers = {"/": ("text/html; charset=utf-8", view.page), "/metrics": ("text/plain; version=0.0.4", view.metrics)}
-            answers["/status.json"] = ("application/json", lambda: json.dumps(view.read()))
-            if self.path not in answers:
-                self.send_error(404)
-                return
-            kind, make = answers[self.path]
-            try:
-                body, code = make().encode(), 200
-            except ConfigError as failure:
-                body, code, kind = str(failure).encode(), 503, "text/plain; charset=utf-8"
-            self.send_response(code)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.send_header("Cache-Control", "no-store")
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:
-            """Say nothing of each request."""
-
-    return ThreadingHTTPServer((host, port), Handler)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from equipoise.client_table import MEAN_OF, NOT_EVALUATED, ClientTable
 from equipoise.core.fingerprints import tensors_fingerprint
+from equipoise.core.words import counted
 from equipoise.engines.flower.secure.masked_sums import MaskedSums, PlannedSum, RequestMaker, split_of
 from equipoise.engines.flower.secure.protections import WIDE, require_first
 from equipoise.engines.flower.secure.sum_terms import OF_OWN, SCORES
-from equipoise.engines.flower.transport.messages import counted
 from equipoise.engines.flower.transport.messenger import ClientRequest, TooFewClients
 from equipoise.errors import EquipoiseError, notify
 from equipoise.privacy.release_book import ReleaseBook

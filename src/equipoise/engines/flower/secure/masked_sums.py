@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from equipoise.core.error_codes import WRITTEN
+from equipoise.core.words import counted
 from equipoise.engines.flower.personal.solver_memory import kept_values
 from equipoise.engines.flower.secure.crowds import find_demand
 from equipoise.engines.flower.secure.masking_server import MaskingServer
 from equipoise.engines.flower.secure.sum_messages import MaskingError, SumTooSmall
 from equipoise.engines.flower.secure.sum_terms import OF_OWN, SCORES, SumTerms
-from equipoise.engines.flower.transport.messages import MessageContent, bytes_to_tensor, counted, shorten
+from equipoise.engines.flower.transport.messages import MessageContent, bytes_to_tensor, shorten
 from equipoise.engines.flower.transport.messenger import ClientRequest, TooFewClients, efforts_of, show_faults
 from equipoise.engines.flower.transport.part_messages import pack_part
 from equipoise.types import Cohort, LocalSolver

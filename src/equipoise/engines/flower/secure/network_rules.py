@@ -42,11 +42,8 @@ def refuse_both_trained(model: nn.Module, algorithm: Algorithm) -> None:
 def find_problems(algorithm: Algorithm, *, signed: bool) -> Iterator[Problem]:
     """What does not work over a network."""
     privacy = algorithm.traits.privacy
-    if algorithm.private and privacy.source == "seeded":
-        yield (
-            'source="seeded" draws noise that can be drawn again and taken off: it is for simulations, where runs repeat.',
-            'Use source="system".',
-        )
+    if privacy.noise_seed is not None:
+        yield "noise_seed draws noise that can be drawn again and taken off: it is for tests.", "Leave noise_seed out."
     if privacy.sums_alone:
         yield from _problems_of_sums(algorithm)
     elif signed:

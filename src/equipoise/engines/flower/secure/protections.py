@@ -177,7 +177,7 @@ class NetworkPrivateSums:
 
     def _ask(self, kind: str, **more: Any) -> dict[str, Any]:
         coin = {"rate": self.noise.expected / self.noise.clients} if self.noise.by_nodes else {}
-        return {"kind": kind, "source": self.noise.privacy.source, **coin, **more}
+        return {"kind": kind, **coin, **more}
 
     def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float]:
         """One for each client, as nobody but a client knows its weight; and the number that the sum is divided by."""

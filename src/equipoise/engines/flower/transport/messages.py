@@ -17,7 +17,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from equipoise.errors import EquipoiseError, is_integer
+from equipoise.core.words import printable
+from equipoise.errors import EquipoiseError, is_integer, shown
 
 PROTOCOL = 1
 LARGEST_TEXT = 16 * 2**20  # of JSON in one message, in bytes
@@ -78,7 +79,7 @@ class MessageContent:
         """A plain value of this type; a bool is no number here."""
         value = self.values.get(name)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise BadMessage(f"its {name!r} is {_shown(value)}")
+            raise BadMessage(f"its {name!r} is {shown(value)}")
         return value
 
 
@@ -94,9 +95,9 @@ def tensor_to_array(tensor: Tensor) -> Array:
 def array_to_tensor(array: Array, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """The tensor in one of Flower's arrays; it must have this type and shape, and as many bytes as they need."""
     if array.stype != RAW or array.dtype != _NAMES.get(dtype):
-        raise BadMessage(f"its {name!r} is {_shown(array.dtype)} ({_shown(array.stype)}), not {_NAMES.get(dtype)}")
+        raise BadMessage(f"its {name!r} is {shown(array.dtype)} ({shown(array.stype)}), not {_NAMES.get(dtype)}")
     if tuple(array.shape) != tuple(shape):
-        raise BadMessage(f"its {name!r} has shape {_shown(tuple(array.shape))}, not {tuple(shape)}")
+        raise BadMessage(f"its {name!r} has shape {shown(tuple(array.shape))}, not {tuple(shape)}")
     needed = torch.Size(shape).numel() * dtype.itemsize
     if len(array.data) != needed:
         raise BadMessage(f"its {name!r} has {len(array.data)} bytes, not {needed}")
@@ -162,7 +163,7 @@ def read_message(records: RecordDict) -> MessageContent:
         raise BadMessage("it is no message of Equipoise")
     if call.get("protocol") != PROTOCOL:
         cure = "install a newer Equipoise where the number is lower"
-        raise BadMessage(f"it speaks protocol {_shown(call.get('protocol'))}, and this is {PROTOCOL}: {cure}")
+        raise BadMessage(f"it speaks protocol {shown(call.get('protocol'))}, and this is {PROTOCOL}: {cure}")
     round_index, token, text = call.get("round"), call.get("token"), call.get("values")
     if type(round_index) is not int or not isinstance(token, str) or not isinstance(text, str):
         raise BadMessage("it lacks a round, a token or its values")
@@ -186,17 +187,8 @@ def count_bytes(records: RecordDict) -> int:
 
 def shorten(reason: object) -> str:
     """A reason as one line of bounded length: it comes from elsewhere and goes to logs and reports."""
-    text = " ".join(str(reason).split())
+    text = " ".join(printable(reason).split())
     return text if len(text) <= LARGEST_REASON else text[: LARGEST_REASON - 1] + "…"
-
-
-def counted(count: int, noun: str) -> str:
-    """A number of things in words.
-
-    >>> counted(1, "client"), counted(3, "client")
-    ('1 client', '3 clients')
-    """
-    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _size(value: Any) -> int:
@@ -211,11 +203,6 @@ def _size(value: Any) -> int:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:59] + "…"
 
 
 def bytes_to_tensor(data: bytes) -> Tensor:

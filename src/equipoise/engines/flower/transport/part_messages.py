@@ -19,17 +19,10 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.errors import ConfigError, EquipoiseError, InvalidParameter, is_integer
-from equipoise.experiment.part_config import PartConfig, check_part
-from equipoise.experiment.recorded import describe_part
+from equipoise.experiment.part_config import PartConfig, check_part, describe_part
 
 OURS = ("equipoise.risk", "equipoise.solvers", "equipoise.aggregators", "equipoise.personal", "equipoise.privacy")
 KINDS = ("risk", "solver", "aggregator", "personal")  # what nodes need; data, models and files are their own affair
-# Parameters that nodes of earlier versions do not know, by the part's name, at the values that change nothing: left out then.
-ADDED: Mapping[str, Mapping[str, Any]] = {
-    "sgd": {"dampening": 0.0},
-    "split": {"phases": [["all", "none"]]},
-    "group_dro": {"adjustment": 0.0, "sizes": "none"},
-}
 _PLAIN = (bool, int, float, str, type(None))
 _DEEPEST = 8  # parts inside parts
 
@@ -43,19 +36,9 @@ def pack_part(kind: str, part: Any, tensors: dict[str, Tensor]) -> Any:
     if part is None:
         return None
     try:
-        return {"kind": kind, "table": without_added(describe_part(kind, part))}
+        return {"kind": kind, "table": describe_part(kind, part)}
     except (ConfigError, AttributeError):  # not in the catalogue, or it holds what a configuration cannot
         return _pack_value(part, tensors, _DEEPEST)
-
-
-def without_added(table: Any) -> Any:
-    """A part's table, and those in it, as nodes of earlier versions know them, where that says the same."""
-    if isinstance(table, list):
-        return [without_added(inner) for inner in table]
-    if not isinstance(table, Mapping):
-        return table
-    added = ADDED.get(str(table.get("name")), {})
-    return {key: without_added(value) for key, value in table.items() if key not in added or value != added[key]}
 
 
 def unpack_part(packed_part: Any, tensors: Mapping[str, Tensor], allow: Iterable[str] = ()) -> Any:

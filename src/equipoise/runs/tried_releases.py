@@ -1,0 +1,94 @@
+"""A trial of parts of the user's own under differential privacy: what other clients send does not follow one client's data.
+
+Clients with random examples train for some rounds, twice: with a first client whose weight is 0, and without it but with other
+examples in its place. Nothing that the server gets of the others may differ. No example of the user's data is looked at.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.algorithm import Algorithm
+from equipoise.core.abilities import is_of_user
+from equipoise.core.trees import map_tree
+from equipoise.data.clients import ClientSet
+from equipoise.data.federated_data import FederatedData
+from equipoise.errors import InvalidParameter, without_notices
+from equipoise.privacy.mechanism import DifferentialPrivacy
+from equipoise.risk import Mean
+from equipoise.round import finish, local_work, plan_rounds
+from equipoise.runs.tried_calls import or_none, same_state
+from equipoise.sampling import Full
+from equipoise.server_opt import SGD
+
+CLIP = 1e-6  # so small that whatever is released without being clipped stands out
+CLIENTS, EXAMPLES = 4, 4
+LAW = "must keep the law that what a client sends follows no other client's data"
+CURE = "Use no mean, sum or order over the rows of a cohort, nor its size. Noise covers what one client sends alone."
+
+
+def try_releases(algorithm: Algorithm, model: nn.Module, data: FederatedData, start: Callable[..., Any]) -> None:
+    """Raise InvalidParameter for a part of the user's own by which one client's data reach what others send.
+
+    `start` sets up a run. A part that raises an error here is left to the run.
+    """
+    traits = algorithm.traits
+    parts = [("personal", each) for each in (algorithm.personal, traits.personal.solver)]
+    parts += [("solver", each) for each in (algorithm.solver, traits.solver.solver)]
+    own = [(name, part) for name, part in [*parts, ("risk", algorithm.risk)] if part is not None and is_of_user(part)]
+    if not own or not algorithm.private:
+        return
+    privacy = DifferentialPrivacy(None, 0.5, CLIP, noise_multiplier=0.0, loss_bound=traits.privacy.loss_bound)
+    risk = algorithm.risk if traits.risk.client_form == "loss" else Mean()
+    tried = replace(algorithm, risk=risk, privacy=privacy, sampler=Full(), server=SGD(), averaging=None)
+
+    def alike() -> bool:
+        one, other = (list(_of_others(start, tried, model, data, without)) for without in (False, True))
+        return all(same_state(*pair, 1e-4) for pair in zip(one, other, strict=True))
+
+    with without_notices():
+        if or_none(alike) is False:
+            raise InvalidParameter(own[0][0], LAW, own[0][1], CURE)
+
+
+def _of_others(start: Callable[..., Any], tried: Algorithm, model: nn.Module, data: Any, without: bool) -> Iterator[Any]:
+    """What the server gets of all clients but the first in two rounds: the sum, in units of the clip bound, and the rest."""
+    model, source = copy.deepcopy(model).double(), torch.Generator().manual_seed(0)  # in which rounding does not count
+    for values in model.parameters():  # away from points at which all losses are equal
+        values.data += 0.1 * torch.randn(values.shape, generator=source, dtype=values.dtype).to(values)
+    setting = start(model, _invented(data, source, without), tried)
+    state = setting.begin()
+    for index in range(2):
+        cohort = tried.drawn_by(index, setting.alpha, clients_per_round=CLIENTS, seed=0)
+        if without:
+            cohort = cohort.take(cohort.clients > 0)
+            cohort = replace(cohort, weights=cohort.weights / cohort.weights.sum())
+        ((run, plan),) = cast(Any, plan_rounds([setting], [state], [cohort], setting.engine))
+        others = plan.workers.clients > 0
+        plan = plan._replace(weights=torch.where(others, plan.weights * plan.denominator, 0.0), denominator=1.0)
+        after, _ = finish(run, plan, local_work([(run, plan)], setting.engine)[0], 0.0, 1)
+        yield (after.params - state.params).cpu() / CLIP
+        yield plan.weights[others], setting.personal and after.personal.shared
+        state = after
+
+
+def _invented(data: FederatedData, source: torch.Generator, other: bool) -> FederatedData:
+    """A few clients with random examples of the form of the data; the first has `other` ones or not."""
+
+    def like(most: int, leaf: Tensor) -> Tensor:
+        made = torch.empty(EXAMPLES, *leaf.shape[1:], dtype=leaf.dtype)
+        return made.normal_(generator=source) if made.is_floating_point() else made.random_(0, most, generator=source)
+
+    def examples() -> list[Any]:
+        reads = (data.train.inputs, 2), (data.train.targets, max(1, data.classes))
+        return [map_tree(partial(like, most), read(slice(0, 1), torch.float64)) for read, most in reads]
+
+    every = [(f"client-{k}", *examples()) for k in (0, *range(CLIENTS))]
+    return FederatedData(ClientSet.pack([every[int(other)], *every[2:]]), classes=data.classes)
