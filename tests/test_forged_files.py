@@ -87,7 +87,7 @@ def reader(name, *, named=True):
 # --------------------------------------------------------------------------------------------------- configurations and runs
 
 
-@reader("the configuration of a run")
+@reader("the configuration of a run", named=False)  # errors name its keys
 def _(place):
     return place / "run.toml", toml_files(tomllib.loads(CONFIG)), lambda: RunConfig.read(place / "run.toml").text()
 
@@ -246,7 +246,7 @@ def checkpoint_of(place, algorithm):
 
 @reader("a checkpoint", named=False)
 def _(place):
-    return checkpoint_of(place, eq.Algorithm(averaging=eq.averaging.Exponential(0.5)))
+    return checkpoint_of(place, eq.Algorithm(averaging=eq.averaging.Geometric(0.5)))
 
 
 @reader("a checkpoint with own models", named=False)
@@ -274,7 +274,7 @@ def _(place):
         LedgerEntry("cohort", "d", "r", 0, cohort=("a", "b")), LedgerEntry("exact", "d", "r", 0, "scores"),
         LedgerEntry("release", "d", "r", 0, "sum", 2.0, 2.0, ("poisson", 0.3), 1e-5, 3, "token", None, 2),
         LedgerEntry("release", "d", "r", 1, "sum", 2.0, 2.0, ("fixed", 3, 8), 1e-5),
-        LedgerEntry("outcome", "d", "r", 0, "sum", token="token", contributors=2),
+        LedgerEntry("outcome", "d", "r", 0, "sum", contributors=2),
     ]  # fmt: skip
     path = place / "ledger.jsonl"
 
@@ -434,7 +434,7 @@ def store_readers(name, data):
 
         def read():
             each, _, content = (place / "forged").read_bytes().partition(b"\n")
-            forged = path / inner / json.loads(each)[0]
+            forged = path / inner / (json.loads(each)[0] if each[:2] == b'["' else "offsets")
             forged.write_bytes(content)
             try:
                 opened = eq.data.open_store(path)
@@ -449,7 +449,9 @@ def store_readers(name, data):
 
 
 store_readers("numbers", four)
-store_readers("sequences", lambda: [(f"c{k}", Ragged.of([[1, 2, 3], [4], [5, 6]]), torch.tensor([0, 1, 2])) for k in range(6)])
+store_readers(
+    "sequences", lambda: [(f"c{k}", {"tokens": Ragged.of([[1, 2, 3], [4], [5, 6]])}, torch.tensor([0, 1, 2])) for k in range(6)]
+)
 
 
 @reader("the note of progress of a store", named=False)
@@ -692,9 +694,10 @@ def test_a_forged_file_is_refused_by_its_name_or_read_as_what_it_says(name, tmp_
 
 
 COMMANDS = {
-    "run": "run {0} --out {1}/out", "explain": "run {0} --explain", "resume": "run --resume {1}", "compare": "compare {0} --out {1}/out",
-    "tune": "tune {0} --out {1}/out", "check": "data check {0}", "report": "report {1}", "export": "export {1}",
-    "predict": "predict {1} {0}", "ledger": "privacy ledger {1}/ledger.jsonl", "node": "flower node --kit {1}", "status": "flower status {1}",
+    "run": "run {0} --out {1}/out", "explain": "run {0} --explain", "resume": "run --resume {1}",
+    "compare": "compare {0} --out {1}/out", "tune": "tune {0} --out {1}/out", "check": "data check {0}",
+    "report": "report {1}", "export": "export {1}", "predict": "predict {1} {0}",
+    "ledger": "privacy ledger {1}/ledger.jsonl", "node": "flower node --kit {1}", "status": "flower status {1}",
 }  # fmt: skip
 
 
@@ -711,8 +714,9 @@ def test_a_command_tells_of_a_forged_file_in_words(command, tmp_path, monkeypatc
         for name in ("rounds.jsonl", "ledger.jsonl", "status.json"):
             (tmp_path / name).write_bytes(log + b"}\n")
         found = CliRunner().invoke(app, COMMANDS[command].format(tmp_path / "given.toml", tmp_path).split())
-        assert isinstance(found.exception, SystemExit), (words, found.exception)
-        assert found.exit_code == 2, (words, found.output)
+        assert found.exception is None or isinstance(found.exception, SystemExit), (words, found.exception)
+        torn = command == "ledger" and log == TEXTS["zeros"]  # as a power cut leaves a line, which is skipped
+        assert found.exit_code == (0 if torn else 2), (words, found.output)
 
 
 SOURCE = Path(eq.__file__).parent
@@ -737,5 +741,5 @@ def calls(path):
 def test_each_format_is_parsed_in_one_place_and_nothing_is_unpickled():
     found = {(path.relative_to(SOURCE).as_posix(), *call): keys for path in SOURCE.rglob("*.py") for call, keys in calls(path)}
     parsers = {where: keys for where, keys in found.items() if where[1:] in PARSERS and where[0] != "core/plain_text.py"}
-    assert parsers == {("experiment/saved_personal_models.py", "np", "load"): {"mmap_mode": "'r'", "allow_pickle": "False"}}
+    assert not parsers
     assert {where[0] for where in found if where[1:] in UNPICKLERS} == OWN_PIPES

@@ -167,5 +167,5 @@ def test_a_damaged_manifest_is_refused_in_words(tmp_path):
             FamilyManifest.of_bytes(content, "family.json")
     assert FamilyManifest.of_bytes(good, "family.json").version == table["version"]
     shutil.rmtree(place / "members" / "tail-0.5")
-    with pytest.raises(ConfigError, match="clients.parquet does not exist"):
+    with pytest.raises(ConfigError, match=r"clients\.parquet does not exist"):
         folder.read_records(place)

@@ -362,8 +362,8 @@ def test_tricks_with_paths_run_nothing(stranger, project, tmp_path, trick, monke
     link = tmp_path / "link"
     link.symlink_to(place)
     folders = {
-        "symlink": link, "dots": f"{project}/../stranger", "relative": "../stranger", "device": "/dev", "file": place / "evil.py",
-        "absent": place / "none",
+        "symlink": link, "dots": f"{project}/../stranger", "relative": "../stranger", "device": "/dev",
+        "file": place / "evil.py", "absent": place / "none",
     }  # fmt: skip
     for hashes in (CodeFolder.read(project).hashes, CodeFolder.read(place).hashes):  # those that are trusted, and its own
         stranger(code=False)
@@ -460,7 +460,8 @@ def test_only_sources_of_the_folder_are_imported_from_it(project, stranger, name
     else:
         (project / f"{name}.py").write_text(hostile)
     (project / "loose" / "inner.py").write_text(hostile)
-    lines = f"for name in ({name!r}, 'loose.inner'):\n    try:\n        importlib.import_module(name)\n    except ImportError:\n        pass\n"
+    lines = f"for name in ({name!r}, 'loose.inner'):\n    try:\n        importlib.import_module(name)\n"
+    lines += "    except ImportError:\n        pass\n"
     (project / "my_helper.py").write_text(f"import importlib\nWIDTH = 3\n{lines}")
     build(RunConfig.read(project / "run.toml", code="run"))
     assert not stranger.marker.exists()
@@ -507,7 +508,8 @@ def install(folder, monkeypatch, *entries):
     code += (
         "    return eq.data.label_shift(train_clients=clients, validation_clients=2, test_clients=2, examples=10, seed=seed)\n"
     )
-    code += "def focal(outputs, targets):\n    import torch\n    return torch.nn.functional.cross_entropy(outputs, targets, reduction='none')\n"
+    code += "def focal(outputs, targets):\n    import torch\n"
+    code += "    return torch.nn.functional.cross_entropy(outputs, targets, reduction='none')\n"
     (folder / "small_parts" / "__init__.py").write_text(code)
     about = folder / "small_parts-1.5.dist-info"
     about.mkdir()

@@ -129,39 +129,35 @@ def read_content(path: Path) -> Content:
     with FileGuard(path, InvalidData, cure=AGAIN):
         content: Content = parse_json(path, finite=True)
         if content["format"] != FORMAT:
-            raise InvalidData(
-                f"{path} has the format {content['format']!r}, but this version reads {FORMAT}. Use the version of equipoise "
-                "that wrote it."
-            )
+            raise ValueError(f"it has the format {content['format']!r}, but this version reads {FORMAT}")
         if path.name == MANIFEST:
-            _ = [_typed(part, _PART) for entry in content["sets"].values() for part in entry["files"].values()]
+            _ = [typed(part, _PART, strict=True) for entry in content["sets"].values() for part in entry["files"].values()]
             _refuse_garbled(content, {name: as_progress_entry(entry) for name, entry in content["sets"].items()})
         else:
-            _typed(content, {"append": bool, "base": dict[str, int]})
+            if typed(content, {"append": bool, "base": dict[str, int]}, strict=True)["base"].keys() != content["sets"].keys():
+                raise ValueError("it does not say how many clients of each set were there before")
             _refuse_garbled(content["header"], content["sets"])
         return content
 
 
-def _typed(table: Content, kinds: Content) -> Content:
-    return typed(table, kinds, strict=True)
-
-
 def _refuse_garbled(header: Content, sets: Content) -> None:
     """Raise an error unless the header of a store makes sense, and the sizes of the files of its sets follow from it."""
-    good = _typed(header, _HEADER)["block"] > 0 and header["classes"] >= 0 and len(sets) > 0 and set(sets) <= set(SETS)
+    good = (
+        typed(header, _HEADER, strict=True)["block"] > 0 and header["classes"] >= 0 and len(sets) > 0 and set(sets) <= set(SETS)
+    )
     for which in ("x", "y"):
-        form, names, parts = (_typed(header[which], _TREE)[key] for key in _TREE)
+        form, names, parts = (typed(header[which], _TREE, strict=True)[key] for key in _TREE)
         alone = len(parts) == 1 if form == "tensor" else len(parts) > 0
         good &= len(set(names)) == len(names) == len(parts) > 0 if form == "dict" else names is None and alone
         for leaf in parts:
-            good &= all(size > 0 for size in _typed(leaf, _LEAF)["shape"])
-            good &= leaf["ragged"] is None or str(_typed(leaf["ragged"], _RAGGED)["mask"]).isidentifier()
+            good &= all(size > 0 for size in typed(leaf, _LEAF, strict=True)["shape"])
+            good &= leaf["ragged"] is None or str(typed(leaf["ragged"], _RAGGED, strict=True)["mask"]).isidentifier()
     units = [*header["scale"], *header["shift"]]
     good &= len(units) == 2 * len(header["x"]["leaves"]) and all(abs(unit or 0) <= _LARGEST for unit in units)
     if not good:
         raise ValueError("it describes clients that no store has")
     for name, entry in sets.items():
-        wanted, files = _sizes(header, _typed(entry, _SET)), entry["files"]
+        wanted, files = _sizes(header, typed(entry, _SET, strict=True)), entry["files"]
         if entry["clients"] and not (files.keys() == wanted.keys() and all(map(_fits, files.values(), wanted.values()))):
             raise ValueError(f"the sizes of the files of {name} do not fit its {entry['clients']} clients")
         classes = header["y"]["kind"] == "tensor" and "float" not in header["y"]["leaves"][0]["type"]

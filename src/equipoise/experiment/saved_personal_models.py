@@ -123,7 +123,7 @@ def own_models_of(run: RunFolder, shared: nn.Module) -> SavedPersonalModels:
     checksums = run.last_event().get("sha256", {})
     refuse_damaged_files(run, {name: checksum for name, checksum in checksums.items() if name in stored})
     with FileGuard(run.personal, ConfigError, cure="Run it anew."):
-        rows = np.load(run.personal, mmap_mode="r", allow_pickle=False)
+        rows = np.lib.format.open_memmap(run.personal, mode="r")  # objects, which would be pickles, are refused
     clients, ids = ClientTable.from_parquet(run.clients), _ids(run)
     width = Task.of(shared).width
     if rows.ndim != 2 or rows.dtype.kind != "f" or rows.shape[1] != width:

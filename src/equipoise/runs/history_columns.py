@@ -51,9 +51,6 @@ _TYPES = {field.name: str(field.type) for field in dataclasses.fields(RoundRepor
 
 def _fits(value: Any, kind: str) -> bool:
     """Whether a value that was parsed can be a field of this type, as the class writes it."""
-    if value is None:
-        return "None" in kind
-    if kind.startswith("tuple"):
-        return isinstance(value, list) and all(isinstance(each, str | list) for each in value)
-    wanted: Any = {"d": dict, "s": str, "L": str}.get(kind[0], int | float)
-    return isinstance(value, wanted)
+    wanted: Any = {"t": list, "d": dict, "s": str, "L": str}.get(kind[0], int | float)
+    listed = not isinstance(value, list) or all(isinstance(each, str | list) for each in value)
+    return "None" in kind if value is None else isinstance(value, wanted) and listed

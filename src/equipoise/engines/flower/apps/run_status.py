@@ -60,8 +60,8 @@ def moment(seconds: float | None = None) -> str:
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
     """The events of a run's folder so far; lines that a full disk or a kill has cut are left out."""
-    events = []
-    for line in (folder / EVENTS).read_text(encoding="utf-8").splitlines() if (folder / EVENTS).exists() else ():
+    events, file = [], folder / EVENTS
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
         try:
             events.append(parse_json(line))
         except ValueError:
