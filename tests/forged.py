@@ -18,15 +18,15 @@ HOSTILE = (
 TEXTS = {  # of JSON files: each is no tree, or too deep a one
     "empty": b"", "cut": b'{"a": [1', "no object": b"3", "a list": b"[]", "no text": b"\xff\xfe\xff", "zeros": b"\0" * 64,
     "deep lists": b"[" * DEEP + b"]" * DEEP, "deep objects": b'{"a":' * DEEP + b"1" + b"}" * DEEP,
-    "deep and cut": b'{"a":' * DEEP,
-    "60 deep": b'{"a":' * 60 + b"1" + b"}" * 60, "long number": b'{"a": ' + b"9" * 10**4 + b"}", "1e999": b'{"a": 1e999}',
+    "deep and cut": b'{"a":' * DEEP, "60 deep": b'{"a":' * 60 + b"1" + b"}" * 60,
+    "long number": b'{"a": ' + b"9" * 10**4 + b"}", "1e999": b'{"a": 1e999}',
     "NaN": b'{"a": NaN}',
 }  # fmt: skip
 TOMLS = {
     "cut": b"a = [1", "no text": b"\xff\xfe\xff", "zeros": b"\0" * 64, "deep lists": b"a = " + b"[" * DEEP + b"]" * DEEP,
     "long key": b"a" + b".a" * DEEP + b" = 1", "60 deep": b"a" + b".a" * 60 + b" = 1",
-    "deep tables": b"a = " + b"{a = " * 10**4,
-    "long number": b"a = " + b"9" * 10**4, "wide number": f"a = {2**70}".encode(), "another": b"a = 1",
+    "deep tables": b"a = " + b"{a = " * 10**4, "long number": b"a = " + b"9" * 10**4,
+    "wide number": f"a = {2**70}".encode(), "another": b"a = 1",
 }  # fmt: skip
 SHAPES = (2**40, 2), (-6, 2), (2**62, 4), (0, 2**40), (6,), (), (3, 2, 2), (6, 0)
 DTYPES = "<f4", "<f8", "|O", "<U5", "|V100000", "<c8", "|S3", "<M8[s]", [("a", "<f4")]

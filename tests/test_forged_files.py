@@ -274,7 +274,7 @@ def _(place):
         LedgerEntry("cohort", "d", "r", 0, cohort=("a", "b")), LedgerEntry("exact", "d", "r", 0, "scores"),
         LedgerEntry("release", "d", "r", 0, "sum", 2.0, 2.0, ("poisson", 0.3), 1e-5, 3, "token", None, 2),
         LedgerEntry("release", "d", "r", 1, "sum", 2.0, 2.0, ("fixed", 3, 8), 1e-5),
-        LedgerEntry("outcome", "d", "r", 0, "sum", token="token", contributors=2),  # noqa: S106
+        LedgerEntry("outcome", "d", "r", 0, "sum", contributors=2),
     ]  # fmt: skip
     path = place / "ledger.jsonl"
 
@@ -695,10 +695,9 @@ def test_a_forged_file_is_refused_by_its_name_or_read_as_what_it_says(name, tmp_
 
 COMMANDS = {
     "run": "run {0} --out {1}/out", "explain": "run {0} --explain", "resume": "run --resume {1}",
-    "compare": "compare {0} --out {1}/out",
-    "tune": "tune {0} --out {1}/out", "check": "data check {0}", "report": "report {1}", "export": "export {1}",
-    "predict": "predict {1} {0}", "ledger": "privacy ledger {1}/ledger.jsonl", "node": "flower node --kit {1}",
-    "status": "flower status {1}",
+    "compare": "compare {0} --out {1}/out", "tune": "tune {0} --out {1}/out", "check": "data check {0}",
+    "report": "report {1}", "export": "export {1}", "predict": "predict {1} {0}",
+    "ledger": "privacy ledger {1}/ledger.jsonl", "node": "flower node --kit {1}", "status": "flower status {1}",
 }  # fmt: skip
 
 

@@ -71,8 +71,8 @@ def about(shape, first, last, dtype="F32"):
         forged(b"[" * 10**5 + b"]" * 10**5), forged(b'{"a":' * 10**4 + b"1" + b"}" * 10**4), forged(b'{"a": NaN}'),
         forged({"a": 3}), forged({"a": {}}), forged({"__metadata__": 3}), forged({"a": about([2], 0, 8)}),
         forged({"a": about([2], 0, 0, "Z32")}), forged({"a": about([2], 0, 3)}, b"abc"),
-        forged({"a": about([3], 0, 8)}, bytes(8)),
-        forged({"a": about([-2], 0, 8)}, bytes(8)), forged({"a": about([-1, 2], 0, 8)}, bytes(8)),
+        forged({"a": about([3], 0, 8)}, bytes(8)), forged({"a": about([-2], 0, 8)}, bytes(8)),
+        forged({"a": about([-1, 2], 0, 8)}, bytes(8)),
         forged({"a": about([2.0], 0, 8)}, bytes(8)), forged({"a": about([True, 2], 0, 8)}, bytes(8)),
         forged({"a": about([2**40, 0], 0, 0)} | {"b": about([2**62, 4], 0, 0)}), forged({"a": about([0, 2**63], 0, 0)}),
         forged({"a": about(2, 0, 8)}, bytes(8)), forged({"a": about([2], 0, 8)}, bytes(9)),  # more than it says

@@ -42,10 +42,9 @@ COLUMNS = ("client", "split", "seen", "size", "loss", "error")
 OPTIONAL = ("malicious", "personal_loss", "personal_error", "trivial_error", "error_deviation", "error_skewness")
 METRICS = "equipoise.metrics"  # the key of what a Parquet file says about its metrics
 _ABOUT: dict[str, Any] = {"higher_is_better": {}, "attributes": [], "miss": None, "trivial_answer": "", "not_evaluated": {}}
-_ABOUT_TYPES: dict[str, Any] = {
-    "higher_is_better": dict[str, bool], "attributes": list[str], "miss": float | None, "trivial_answer": str,
-    "not_evaluated": dict[str, dict[str, str]],
-}  # fmt: skip
+_ABOUT_TYPES: dict[str, Any] = dict(
+    zip(_ABOUT, (dict[str, bool], list[str], float | None, str, dict[str, dict[str, str]]), strict=True)
+)
 PERSONAL = "personal_"  # before the name of a metric: of clients' own models
 NOT_EVALUATED = "not evaluated"  # stands for a client in the row of a split that nobody could be asked about
 MEAN_OF = "mean of {} clients"  # stands for a client in the row of a split of which secure sums tell the mean alone

@@ -363,8 +363,7 @@ def test_tricks_with_paths_run_nothing(stranger, project, tmp_path, trick, monke
     link.symlink_to(place)
     folders = {
         "symlink": link, "dots": f"{project}/../stranger", "relative": "../stranger", "device": "/dev",
-        "file": place / "evil.py",
-        "absent": place / "none",
+        "file": place / "evil.py", "absent": place / "none",
     }  # fmt: skip
     for hashes in (CodeFolder.read(project).hashes, CodeFolder.read(place).hashes):  # those that are trusted, and its own
         stranger(code=False)
