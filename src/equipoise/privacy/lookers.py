@@ -34,11 +34,9 @@ class Looker(NamedTuple):
     looks_at: str
     noise: Verdict
     sums: Verdict
-    cure: str = ""  # of a refusal
 
 
 CHOSEN = "ε covers the clients that train; the validation clients, by whom values are chosen, are others, and not covered."
-_OTHERS = "Choose by other people's figures: data.split_clients sets validation clients apart."
 LOOKERS = {
     "rounds": Looker("losses, updates and their lengths, in a cohort", "accounted", "accounted"),
     "shape of the data": Looker("shapes, types, classes, and the ids and the number of clients", "public", "public"),
@@ -48,10 +46,10 @@ LOOKERS = {
     "notices": Looker("losses and numbers of clients in the rounds", "silent", "means"),
     "end of the run": Looker("whether the loss of a training client is finite", "silent", "means"),
     "trivial answer": Looker("targets, and the spread of errors", "silent", "silent"),
-    "search": Looker("figures of training clients that choose the values of a search", "refused", "means", _OTHERS),
-    "early stopping": Looker("figures of training clients that choose the round", "refused", "means", _OTHERS),
+    "search": Looker("figures of training clients that choose the values of a search", "refused", "means"),
+    "early stopping": Looker("figures of training clients that choose the round", "refused", "means"),
     "family": Looker("the same cohorts, for several models at once", "refused", "refused"),
-    "heterogeneity": Looker("the gradients of all training clients", "refused", "means", "Measure it without privacy."),
+    "heterogeneity": Looker("the gradients of all training clients", "refused", "means"),
     "evaluations": Looker("exact losses, errors and metrics of clients", "outside", "outside"),
     "history": Looker("mean losses and numbers of clients of a round", "outside", "outside"),
     "identity": Looker("a hash of all examples, in checkpoint and ledger", "outside", "outside"),
@@ -70,7 +68,7 @@ def refuse_looking(who: str, algorithm: Algorithm) -> None:
     """Refuse what an entry of `LOOKERS` must not look at in a run of this algorithm."""
     if not may_look(who, algorithm):
         reason = f"{who.capitalize()} would look at {LOOKERS[who].looks_at}, which no noise hides: ε would not cover it."
-        raise IncompatibleParts(reason, LOOKERS[who].cure)
+        raise IncompatibleParts(reason, "Look at other people: data.split_clients sets validation clients apart.")
 
 
 def trains(data: FederatedData, split: str) -> bool:
@@ -86,11 +84,9 @@ def refuse_search(algorithms: Sequence[Algorithm], data: FederatedData, split: s
     for algorithm in algorithms if trains(data, split) else ():
         refuse_looking("search", algorithm)
         if split == "train" and algorithm.personal is not None:
-            fix = 'Use criterion = "validation_90", and give the clients validation examples.'
-            raise ConfigError(f"Clients have models of their own, and by the training loss the closest fit would win. {fix}")
+            raise ConfigError("By the training loss the closest fit would win. Judge clients' own models by validation_90.")
     if len({algorithm.private for algorithm in algorithms}) > 1:
-        reason = "Trials with and without differential privacy are in one search: the choice would depend on exact models."
-        raise IncompatibleParts(reason, "Search for each of the two by itself.")
+        raise IncompatibleParts("A search with and without noise would choose by exact models.", "Search for each by itself.")
 
 
 def data_to_try(data: FederatedData, algorithm: Algorithm) -> FederatedData:
