@@ -94,21 +94,6 @@ def test_many_more_clients_are_measured_again_if_the_largest_chunk_was_best(cach
     assert not Choice(5, 2, clients=10).serves(21)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_choices_of_version_0_1_are_read(cache, monkeypatch, compiled):
-    engine, _ = worked()
-    (name,) = json.loads(cache.read_text())
-    cache.write_text(json.dumps({name: {"chunk_size": 3, "workers": 1, "clients": 6, "compiled": compiled}}))
-    calibration._known.clear()
-    monkeypatch.setattr(calibration, "_measured", lambda *_: pytest.fail("measured again"))
-    path = "compiled softmax" if compiled else None
-    assert worked()[0].choice == Choice(3, 1, 6, path)
-    engine.measured.use({"chunk_size": 7, "workers": 1, "clients": 9, "compiled": compiled})  # of a checkpoint
-    assert engine.choice == Choice(7, 1, 9, path)
-    assert engine.measured.read() == {"chunk_size": 7, "workers": 1, "clients": 9, "path": path}
-    engine.measured.use(engine.measured.read())
-    assert engine.choice == Choice(7, 1, 9, path)
-
 
 def test_little_work_is_not_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(calibration, "_measured", lambda *_: pytest.fail("measured"))

@@ -27,7 +27,7 @@ PAGES = {"serve": "/api/runs", "flower status --serve": "/status.json"}
 def shown(tmp_path_factory):
     """A folder that both servers show: a run, and a federation's status."""
     place = tmp_path_factory.mktemp("shown")
-    entry = {"rounds": 2, "failed": 0}
+    entry = {"rounds": 2, "failed": 0, "in_a_row": 0, "sent": 0, "received": 0}
     about = {"run": SECRET, "state": "finished", "round": 2, "rounds": 2, "updated": "2026-01-01T00:00:00Z", "alerts": [],
              "clients": {f"{SECRET}\x1b]0;x\x07\nequipoise_round 9": entry}, "protected": False}  # fmt: skip
     (place / "status.json").write_text(json.dumps(about))

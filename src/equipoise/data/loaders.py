@@ -47,7 +47,8 @@ def femnist(
     with FileGuard(path, InvalidData, "is no FEMNIST by writer"):
         rows, positions = by_id(writer)
         complete = [(r, int(p)) for r, p in zip(rows, positions, strict=True) if arrays["writer_kind"][int(p)] < 2]
-        kept = [complete[k] for k in large_enough([len(r) for r, _ in complete], min_examples, path)]
+    kept = [complete[k] for k in large_enough([len(r) for r, _ in complete], min_examples, path)]
+    with FileGuard(path, InvalidData, "is no FEMNIST by writer"):
         assignment, ids = [r for r, _ in kept], [str(arrays["writer_id"][p]) for _, p in kept]
         images, labels = torch.from_numpy(x), torch.from_numpy(y.astype(np.int64))
         clients = to_clients(images, labels, assignment, ids=ids, scale=-1 / 255, shift=1.0, source=str(path))
