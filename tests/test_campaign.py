@@ -142,7 +142,8 @@ def test_a_field_of_a_ledger_that_no_entry_has_is_refused_by_its_name(change, tm
 
     entry = LedgerEntry("release", "data", "run", 0, "update", 0.8, 0.8, ("poisson", 0.5), 0.01, nominal=True)
     (tmp_path / "ledger.jsonl").write_text(json.dumps(json.loads(entry.line()) | dict([change])) + "\n" + entry.line())
-    with pytest.raises(LedgerError, match=rf"line 1, is no entry of a ledger: ({change[0]} |it has a number that is not finite)"):
+    reason = rf"line 1, is no entry of a ledger: ({change[0]} |it has a number that is not finite)"
+    with pytest.raises(LedgerError, match=reason):
         summarise_ledgers(entries_below(tmp_path))
 
 
