@@ -123,7 +123,7 @@ def test_missing_and_broken_files(tmp_path):
     assert "none.toml does not exist" in refused("run", "none.toml")
     (tmp_path / "bad.toml").write_text("[data]\nname = label_shift\n")
     message = refused("run", "bad.toml")
-    assert "bad.toml is not valid TOML" in message
+    assert "bad.toml cannot be read: it is not valid TOML" in message
     assert "line 2" in message
 
 

@@ -187,7 +187,8 @@ KIT = {"superlink": "fed.example.org:47090", "client-id": "a", "app": "app", "ke
 def fragments(page: Path) -> list[str]:
     """TOML blocks of a page that are parts of a file."""
     text, whole = page.read_text(encoding="utf-8"), complete_files(page)
-    return [block for _, block in site_checks.toml_blocks(text) if block not in whole]
+    blocks = [block for _, block in site_checks.toml_blocks(text) if block not in whole]
+    return [block for block in blocks if "[project" not in block]  # of a package, not of a configuration
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if fragments(p)], ids=page_name)

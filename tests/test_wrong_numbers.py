@@ -481,14 +481,14 @@ def test_a_flipped_byte_in_a_finished_folder_is_noticed(name, ragged, tmp_path):
 
 
 def test_a_search_does_not_judge_own_models_by_what_they_were_trained_on(tmp_path):
-    from equipoise.experiment.search import read_search
+    from equipoise.experiment.search import check_first_trial, read_search
 
     text = RUN.format(rounds=1) + '[algorithm.personal]\nname = "ditto"\n[search.space]\n"algorithm.solver.lr" = [0.1, 1.0]\n'
     (tmp_path / "search.toml").write_text(text)
-    with pytest.raises(ConfigError, match=r'search\.criterion must be "validation_90" where clients have models of their own'):
-        read_search(tmp_path / "search.toml")
+    with pytest.raises(ConfigError, match=r"closest fit would win\. Judge clients' own models by validation_90"):
+        check_first_trial(read_search(tmp_path / "search.toml"))
     (tmp_path / "search.toml").write_text(text + '[search]\ncriterion = "validation_90"\n')
-    read_search(tmp_path / "search.toml")
+    check_first_trial(read_search(tmp_path / "search.toml"))
 
 
 def test_a_learning_rate_is_not_chosen_on_test_clients_of_reported_seeds():

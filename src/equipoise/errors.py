@@ -152,14 +152,14 @@ class ObserverFailed(EquipoiseError, RuntimeError):
 
 
 class FileGuard:
-    """Inside, whatever is wrong with a file becomes one error: its path, what it is not, the reason, and the cure.
+    """Inside, whatever is wrong with the file at `path` becomes one `error`: its path, `what` it is not, the reason, the `cure`.
 
     An error of that class which names the path already stays as it is.
 
     >>> with FileGuard("model.json", ConfigError, "is damaged", "Copy it again."):
     ...     {}["files"]
     Traceback (most recent call last):
-    equipoise.errors.ConfigError: model.json is damaged: 'files' is missing. Copy it again.
+    equipoise.errors.ConfigError: model.json is damaged: 'files' is missing. Copy it again. [EQ400]
     """
 
     def __init__(self, path: object, error: type[EquipoiseError], what: str = "cannot be read", cure: str = "") -> None:

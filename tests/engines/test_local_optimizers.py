@@ -310,7 +310,7 @@ def test_an_update_that_cannot_be_used_leaves_the_kept_state_alone(engine):
 
 @pytest.mark.parametrize(
     "privacy",
-    [eq.privacy.SecureAggregation(), eq.privacy.GaussianMechanism(clip=1.0, noise_multiplier=0.0)],
+    [eq.privacy.SecureAggregation(), eq.privacy.GaussianMechanism(clip=1.0, noise_multiplier=0.0, noise_seed=0)],
     ids=["secure", "private"],
 )
 def test_a_kept_state_goes_with_protection(privacy):

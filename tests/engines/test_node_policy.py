@@ -282,7 +282,7 @@ def test_a_changed_policy_takes_effect_without_a_restart_of_the_node(tmp_path, c
     file.write_text("only_sums = fal")  # an editor at work: nothing is answered
     with caplog.at_level("WARNING"), pytest.raises(eq.errors.EquipoiseError, match="ConfigError"):
         again()
-    assert any("is no TOML" in record.getMessage() for record in caplog.records if record.name == "equipoise.node")
+    assert any("is not valid TOML" in record.getMessage() for record in caplog.records if record.name == "equipoise.node")
     file.write_text("only_sums = false\n")
     again()
 
@@ -458,7 +458,7 @@ def test_the_command_line_chooses_an_app_and_a_policy(tmp_path, monkeypatch):
         ("no_such_module:app", None, None, "cannot be loaded"),
         ("hospital_app", None, None, "must be package.module:name"),
         (None, "abc", None, "64 hexadecimal digits"),
-        ("hospital_app:app", None, tmp_path / "none.toml", "cannot be read"),
+        ("hospital_app:app", None, tmp_path / "none.toml", "The policy .*none.toml does not exist"),
     ):
         with pytest.raises(eq.errors.EquipoiseError, match=said):
             owned_app.OwnedApp.choose(app, pin, file)
@@ -475,7 +475,7 @@ def test_a_policy_file_is_checked(tmp_path):
         ("clip = -1.0", "clip"),
         ("only_sums = 1", "only_sums of the policy .* must be true or false"),
         ("key = 'mine'", "and peers must be given together"),
-        ("[", "is no TOML"),
+        ("[", "policy.toml cannot be read: it is not valid TOML"),
     ):
         file.write_text(text)
         with pytest.raises(eq.errors.EquipoiseError, match=said):

@@ -88,7 +88,7 @@ KINDS = {
     "Ditto": (eq.Algorithm(personal=personal.Ditto(0.5), solver=SGD), {}),
     "central noise": (
         eq.Algorithm(solver=SGD, privacy=privacy.DifferentialPrivacy(
-            None, delta=1e-2, clip=0.5, noise_multiplier=0.7)), {},
+            None, delta=1e-2, clip=0.5, noise_multiplier=0.7, noise_seed=0)), {},
     ),
     "secure sums": (eq.Algorithm(solver=SGD, privacy=privacy.SecureAggregation()), {}),
     "secure sums, Δ-FL": (

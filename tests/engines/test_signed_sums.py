@@ -277,7 +277,7 @@ def test_keys_are_made_once_and_read_by_their_owner_alone(tmp_path):
     with pytest.raises(ConfigError, match="The key of 'a' must be 32 bytes"):
         read_identity(key, peers)
     peers.write_text("[")
-    with pytest.raises(ConfigError, match="no TOML"):
+    with pytest.raises(ConfigError, match="cannot be read: it is not valid TOML"):
         read_identity(key, peers)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="none does not exist"):
         read_identity(tmp_path / "none", peers)

@@ -65,10 +65,11 @@ def test_a_config_is_what_the_code_would_be():
 def test_a_private_config_draws_the_noise_of_the_code(written_out):
     private = ['algorithm.risk.name="mean"', 'algorithm.privacy.name="differential_privacy"']
     private += ["algorithm.privacy.epsilon=3.0", "algorithm.privacy.delta=1e-3", "algorithm.privacy.clip=1.0"]
+    private += ["algorithm.privacy.noise_seed=0"]
     table = override(tomllib.loads(SMALL.replace("tail = 0.5", "")), private)
     experiment = build(RunConfig.of(table))
     data = eq.data.label_shift(train_clients=12, validation_clients=2, test_clients=3, examples=20, seed=4)
-    privacy = eq.privacy.DifferentialPrivacy(epsilon=3.0, delta=1e-3, clip=1.0)
+    privacy = eq.privacy.DifferentialPrivacy(epsilon=3.0, delta=1e-3, clip=1.0, noise_seed=0)
     algorithm = eq.Algorithm(privacy=privacy, solver=eq.solvers.SGD(lr=0.1, batch_size=10), **written_out)
     by_code = eq.train(eq.models.Softmax(20, 10), data, algorithm, rounds=2, clients_per_round=6, seed=4)
     assert experiment.train(progress=False).params.equal(by_code.params)

@@ -60,6 +60,8 @@ def test_what_predicting_needs_and_what_files_reveal(tmp_path, algorithm):
     assert set(eq.ClientTable.from_parquet(run / "clients.parquet").client) == set(CLIENTS)
     cards = {named.pop("model.card.md"), named.pop("model.card.json")}
     assert cards == ({0} if protected else {5})
+    took_part = {named.pop("rounds.jsonl"), named.pop("state.safetensors")}  # with the cohort of each round
+    assert took_part == ({0} if protected else {9})
     assert not any(named.values()), named
     assert str(table) in (run / "config.toml").read_text()
     assert '"seed": 0' in (run / "rounds.jsonl").read_text()

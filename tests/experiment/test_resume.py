@@ -152,8 +152,8 @@ class Quiet:
     def __init__(self):
         self.lines = []
 
-    def print(self, text, **_):
-        self.lines.append(str(text))
+    def say(self, *lines):
+        self.lines += map(str, lines)
 
 
 def test_a_failing_run_is_reported_and_the_others_are_kept(tmp_path):

@@ -232,7 +232,7 @@ def test_the_optimisers_batches_follow_its_rate():
 
 def test_batches_go_on_where_the_steps_stand():
     x, y = torch.randn(50, 2), torch.zeros(50, dtype=torch.int64)
-    made = DPSGD(Logistic(2), lr=1.0, **{**PRIVACY, "sample_rate": 0.2})
+    made = DPSGD(Logistic(2), lr=1.0, **{**SEEDED, "sample_rate": 0.2})
     whole = [inputs for inputs, _ in made.batches(x, y, steps=5)]  # drawn, not stepped on
     for inputs, targets in made.batches(x, y, steps=3):
         made.step(inputs, targets)
@@ -295,7 +295,7 @@ def test_nothing_but_the_batches_knows_how_many_examples_there_are(name):
 
     def after(examples):
         net = Logistic(4)
-        made = METHODS[name](net, **PRIVACY)
+        made = METHODS[name](net, **SEEDED)
         for _ in made.batches(torch.randn(examples, 4), torch.zeros(examples, dtype=torch.int64), steps=3):
             made.step(*empty(4))  # no example is in a batch: all that is released is noise
         return torch.cat([parameter.detach().flatten() for parameter in net.parameters()]), made.state_dict()

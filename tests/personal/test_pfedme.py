@@ -81,7 +81,7 @@ OTHERS = {
     "tail": {"risk": eq.risk.Superquantile(0.5)},
     "median": {"aggregator": eq.aggregators.Median()},
     "secure sums": {"privacy": eq.privacy.SecureAggregation()},
-    "noise": {"privacy": eq.privacy.GaussianMechanism(clip=0.5, noise_multiplier=0.5)},
+    "noise": {"privacy": eq.privacy.GaussianMechanism(clip=0.5, noise_multiplier=0.5, noise_seed=0)},
     "stragglers": {"solver": SGD(lr=0.2, batch_size=4, epochs=2, straggler_share=0.5)},
 }
 

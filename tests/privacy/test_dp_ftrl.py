@@ -87,11 +87,11 @@ def test_rounds_add_the_noise_of_the_matrix(matrix, rounds, squared):
     assert torch.allclose(result.params, wanted, atol=1e-7)
 
 
-@pytest.mark.parametrize("source", ["seeded", "system"])
+@pytest.mark.parametrize("noise_seed", [0, None], ids=["seeded", "secret"])
 @pytest.mark.parametrize("matrix", [BLT, BANDED], ids=["BLT", "banded"])
-def test_a_run_keeps_the_number_of_rounds_that_its_noise_is_for(matrix, source, tmp_path):
+def test_a_run_keeps_the_number_of_rounds_that_its_noise_is_for(matrix, noise_seed, tmp_path):
     """One more round would be one more participation, which the noise of the rounds before does not hide."""
-    part, path = private(source=source, **matrix), tmp_path / "run.ckpt"
+    part, path = private(noise_seed=noise_seed, **matrix), tmp_path / "run.ckpt"
     trained(part, rounds=6, checkpoint=path)
     before = path.read_bytes()
     for rounds in (7, 9):

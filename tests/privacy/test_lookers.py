@@ -27,12 +27,13 @@ from equipoise.privacy.accounting import epsilon_of
 from equipoise.privacy.ledger import read_entries
 from equipoise.privacy.lookers import LOOKERS, data_to_try, may_look, refuse_looking
 from equipoise.privacy.releases import CohortEvent, PoissonSampling, Release
+from equipoise.round import draw_cohort
 from equipoise.runs.input_scales import cause_of_divergence, far_inputs
 from equipoise.runs.setup import set_up
 
 ROOT = Path(__file__).parents[2]
 CLIENTS, ROUNDS, CLIP = 12, 6, 1.0
-# Without noise the bits are the same whatever the source of noise is, and all rules of differential privacy hold.
+# Without noise the sums are the same if the cohorts are (`one_secret`), and all rules of differential privacy hold.
 NOISE = privacy.DifferentialPrivacy(None, 1e-3, CLIP, noise_multiplier=0.0)
 SUMS = privacy.SecureAggregation()
 NOISY, SECURE = eq.Algorithm(privacy=NOISE), eq.Algorithm(privacy=SUMS)
@@ -76,17 +77,41 @@ def model(seed=0):
     return eq.models.Softmax(4, 3)
 
 
-def absent_seed(algorithm, clients_per_round=3):
-    """A seed with which the victim is in no cohort, and not all cohorts are empty."""
+def absent_seed(algorithm):
+    """A seed with which the victim is in no cohort of a run that draws by its seed, and not all cohorts are empty."""
     alpha = algorithm.base_weights(made().train)
     for seed in range(1000):
-        drawn = [algorithm.drawn_by(t, alpha, clients_per_round=clients_per_round, seed=seed).clients for t in range(ROUNDS)]
+        drawn = [algorithm.drawn_by(t, alpha, clients_per_round=3, seed=seed).clients for t in range(ROUNDS)]
         if VICTIM not in torch.cat(drawn) and sum(map(len, drawn)) > ROUNDS:
             return seed
     raise AssertionError("no seed")
 
 
-SEED = absent_seed(NOISY)
+@cache
+def secret_number(takes_part, rounds=ROUNDS, clients_per_round=3):
+    """A secret, as a number, with which the victim of a run under noise is in all cohorts or in none; not all are empty."""
+    given = {"rounds": rounds, "clients_per_round": clients_per_round, "seed": 0, "loss": None, "error": None, "engine": "loop"}
+    setting = set_up(model(), made(), NOISY, **given)
+    for number in range(1000):
+        setting.noise.inject(number)
+        drawn = [draw_cohort(setting, t).clients for t in range(rounds)]
+        if {VICTIM in clients for clients in drawn} == {takes_part} and sum(map(len, drawn)) > rounds:
+            return number
+    raise AssertionError("no secret")
+
+
+def use_secret(patch, number):
+    """All private runs draw their noise and cohorts from one secret."""
+    patch.setattr("equipoise.privacy.noise_plan.urandom", lambda size: number.to_bytes(size, "little"))
+
+
+@pytest.fixture(autouse=True)
+def one_secret(monkeypatch, known_secrets):
+    """Also methods and trials share their cohorts, and the victim is in none."""
+    use_secret(monkeypatch, secret_number(False))
+
+
+SEED = absent_seed(SECURE)
 OPTIONS = {"rounds": ROUNDS, "clients_per_round": 3, "progress": False}
 
 
@@ -255,19 +280,19 @@ def test_parts_are_tried_on_other_people_or_on_made_up_examples(algorithm, insid
 
 def sums_and_ledger(tmp_path):
     """A client moves the sum of one round by at most the clip bound, and what is released is in the ledger."""
-    options = {"rounds": 1, "clients_per_round": 6, "seed": next(s for s in range(99) if _drawn(s)), "ledger": tmp_path / "l"}
-    for algorithm in (NOISY, TAIL, WEIGHED):
-        first, *others = (trained(made(change), algorithm, **options).params for change in ("none", "far", "labels", "many"))
-        assert max(float((other - first).norm()) for other in others) <= 2 * CLIP / (6 * algorithm.traits.risk.tail) + 1e-5
+    options = {"rounds": 1, "clients_per_round": 6, "ledger": tmp_path / "l"}
+    with pytest.MonkeyPatch.context() as patch:
+        use_secret(patch, secret_number(True, rounds=1, clients_per_round=6))
+        for algorithm in (NOISY, TAIL, WEIGHED):
+            changes = ("none", "far", "labels", "many")
+            first, *others = (trained(made(change), algorithm, **options).params for change in changes)
+            moved = max(float((other - first).norm()) for other in others)
+            assert 0 < moved <= 2 * CLIP / (6 * algorithm.traits.risk.tail) + 1e-5
     assert {entry.purpose for entry in read_entries(tmp_path / "l") if entry.kind == "release"} == {
         "update",
         "quantile",
         "weights",
     }
-
-
-def _drawn(seed):
-    return VICTIM in NOISY.drawn_by(0, NOISY.base_weights(made().train), clients_per_round=6, seed=seed).clients
 
 
 def shape_of_the_data(tmp_path):
@@ -452,15 +477,16 @@ def evaluations(tmp_path):
         train = torch.tensor([split == "train" for split in table.split])
         return replace(table, loss=torch.where(train, 1e30, table.loss), error=torch.where(train, 1e30, table.error))
 
-    def run():
-        return said_by_train(evaluate_every=1, ledger=tmp_path / "ledger")(made())
+    def run(ledger):  # one of its own: a second run in a ledger says what both have cost
+        return told(lambda: said_by_train(evaluate_every=1, ledger=tmp_path / ledger)(made()))
 
-    as_they_are = told(run)
+    as_they_are = run("first")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ClientTable, "evaluate", classmethod(absurd))
-        assert told(run) == as_they_are
-    exact = [entry.round for entry in read_entries(tmp_path / "ledger") if entry.kind == "exact"]
-    assert sorted(set(exact)) == [1, 2, 3, 4, 5, 6]
+        assert run("second") == as_they_are
+    for ledger in ("first", "second"):
+        exact = [entry.round for entry in read_entries(tmp_path / ledger) if entry.kind == "exact"]
+        assert sorted(set(exact)) == [1, 2, 3, 4, 5, 6]
 
 
 def history(tmp_path):

@@ -141,10 +141,11 @@ class Spent:
 
     epsilon: float
     delta: float = 1e-4
-    adjacency: str = "add or remove one client"
+    adjacency: str = "zero out one client"
     method: str = "pld"
     rounds: int = 6
     epsilon_server: float = 0.0
+    nominal: bool = False
 
     def __str__(self):
         return f"ε = {self.epsilon:.4g} at δ = {self.delta:g} ({self.adjacency}, {self.method}, {self.rounds} rounds)"

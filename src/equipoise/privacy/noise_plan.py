@@ -351,8 +351,17 @@ def key_of_seed(algorithm: Algorithm, seed: int) -> bytes:
             table[kind] = None if part is None else describe_part(kind, part)
         except (ConfigError, AttributeError):
             table[kind] = f"{type(part).__module__}:{type(part).__qualname__}"
-    text = json.dumps(json.loads(json.dumps(table), parse_int=float), sort_keys=True)
+    text = json.dumps(_with_floats(table), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=SECRET_BYTES).digest()
+
+
+def _with_floats(value: Any) -> Any:
+    """A table for JSON with 1.0 for 1."""
+    if isinstance(value, dict):
+        return {str(key): _with_floats(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_floats(inner) for inner in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 @dataclass(frozen=True)

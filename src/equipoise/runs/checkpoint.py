@@ -108,6 +108,8 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
         history = History(reports, points=points)
         failure = Diverged(*whole["failure"]) if whole["failure"] is not None else None
         start, stop = (unpacked(whole[name], tensors, place) for name in ("start", "stop"))
+        if not (isinstance(start, Tensor | None) and isinstance(stop, StopState | None)):
+            raise ValueError("its start or its state of early stopping is damaged")
         identity = {str(name): str(value) for name, value in whole["identity"].items()}
         return SavedRun(ServerState(**parts), history, identity, failure, start, stop, str(whole["secret"]))
 
@@ -256,7 +258,11 @@ def _resembles(first: Any, saved: Any) -> bool:
         return isinstance(saved, Tensor) and (saved.shape, saved.dtype) == (first.shape, first.dtype)
     if isinstance(first, tuple):
         return isinstance(saved, tuple) and len(saved) == len(first) and all(map(_resembles, first, saved))
-    if isinstance(first, int | float):
+    if isinstance(first, dict):
+        return isinstance(saved, dict) and saved.keys() == first.keys() and all(_resembles(first[k], saved[k]) for k in first)
+    if isinstance(first, int):  # a count, which only grows
+        return is_integer(saved) and saved >= first
+    if isinstance(first, float):
         return isinstance(saved, int | float)
     return first is None or type(saved) is type(first)
 
