@@ -152,7 +152,7 @@ class ObserverFailed(EquipoiseError, RuntimeError):
 
 
 class FileGuard:
-    """Inside, whatever is wrong with the file at `path` becomes one `error`: its path, `what` it is not, the reason, the `cure`.
+    """Inside, whatever is wrong with the file at `path` becomes one `error`: its path, `what` it is not, the reason, `cure`.
 
     An error of that class which names the path already stays as it is.
 

@@ -94,7 +94,6 @@ def test_many_more_clients_are_measured_again_if_the_largest_chunk_was_best(cach
     assert not Choice(5, 2, clients=10).serves(21)
 
 
-
 def test_little_work_is_not_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(calibration, "_measured", lambda *_: pytest.fail("measured"))
     assert worked()[0].choice.workers == 1
