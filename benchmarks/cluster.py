@@ -28,7 +28,7 @@ from equipoise.engines.cluster.cost_measurement import measure_exchange
 from equipoise.engines.cluster.ray_extra import connect
 from equipoise.experiment.scheduler import run_all
 from equipoise.experiment.study import prepare, read_study
-from equipoise.round import Rounds
+from equipoise.rounds.drivers import InTurn
 from equipoise.runs.setup import set_up
 
 PARTS = ("exchange", "linear", "tail", "convnet", "study")
@@ -61,7 +61,7 @@ class Runner:
         setting = set_up(
             model, data, algorithm, rounds=10**6, clients_per_round=100, seed=0, loss=None, error=None, engine=engine
         )
-        self.rounds, self.state = Rounds([setting]), setting.begin()
+        self.rounds, self.state = InTurn([setting]), setting.begin()
         self.turn(1)
         self.start_up = time.perf_counter() - began
 

@@ -30,7 +30,7 @@ from equipoise.engines.cluster.cost_measurement import measure_exchange, measure
 from equipoise.engines.cluster.pieces import PieceSize
 from equipoise.engines.cluster.ray_extra import connect
 from equipoise.engines.cluster.round_costs import Cluster, ExchangeCosts, PhaseWork, RoundEstimate, estimate_round
-from equipoise.round import Rounds
+from equipoise.rounds.drivers import InTurn
 from equipoise.runs.setup import set_up
 from models import data_of
 
@@ -71,7 +71,7 @@ class Rounder:
             model, data, algorithm, rounds=10**6, clients_per_round=len(data.train), seed=0, error=None,
             loss=zoo.loss_of if name == "LoRA decoder" else None, engine=Ray(workers=workers),
         )  # fmt: skip
-        self.engine, self.rounds, self.state = self.setting.engine, Rounds([self.setting]), self.setting.begin()
+        self.engine, self.rounds, self.state = self.setting.engine, InTurn([self.setting]), self.setting.begin()
 
     def __call__(self) -> None:
         self.rounds([self.state])
@@ -101,7 +101,7 @@ def per_client_cost(exchange: ExchangeCosts) -> ExchangeCosts:
             eq.models.Softmax(2, 2), data, eq.Algorithm(), rounds=10**6, clients_per_round=count, seed=0, loss=None, error=None,
             engine=Ray(workers=1),
         )  # fmt: skip
-        rounds, state, engine = Rounds([setting]), setting.begin(), setting.engine
+        rounds, state, engine = InTurn([setting]), setting.begin(), setting.engine
         measured = measure_round(engine, lambda rounds=rounds, state=state: rounds([state]), seconds=2.0)
         found[count] = measured.seconds - estimate_round(measured.phases, exchange, Cluster()).seconds
     slope = max(0.0, (found[50_000] - found[1_000]) / 49_000)

@@ -22,7 +22,7 @@ from workloads import WORKLOADS
 import equipoise as eq
 from equipoise.errors import Diverged
 from equipoise.privacy import DifferentialPrivacy, PrivateQuantile
-from equipoise.round import draw_cohort, run_round
+from equipoise.rounds.drivers import play
 from equipoise.runs.setup import set_up
 from equipoise.types import RoundReport, RunSize
 
@@ -70,9 +70,9 @@ def main() -> None:
     starts = {name: replace(run.begin(), params=params) for name, run in runs.items()}
 
     def round_of(name: str, index: int) -> RoundReport:
-        state, cohort = replace(starts[name], round=index % options.rounds), draw_cohort(plain, index)
+        state, cohort = replace(starts[name], round=index % options.rounds), plain.draw(index)
         with plain.engine_traits.round_context():
-            (outcome,) = run_round([runs[name]], [state], [cohort], plain.engine)
+            outcome = play(runs[name], state, cohort)
         if isinstance(outcome, Diverged):
             raise outcome
         return outcome[1]

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 import equipoise as eq
 from equipoise.errors import Diverged
-from equipoise.round import Outcome, draw_cohort
-from equipoise.runs.drivers import choose_driver
+from equipoise.rounds.driver_choice import choose_driver
+from equipoise.rounds.drivers import Outcome
 from equipoise.runs.setup import set_up
 from equipoise.types import Cohort, ServerState
 
@@ -175,7 +175,7 @@ class EquipoiseRounds:
         self.driver = choose_driver([self.setting])
 
     def cohort(self, index: int) -> Cohort:
-        return draw_cohort(self.setting, index)
+        return self.setting.draw(index)
 
     def __call__(self, index: int) -> None:
         if self.state.round != index:

@@ -18,7 +18,7 @@ from equipoise.report.data.participation import participation
 from equipoise.report.data.results_by_method import Study
 from equipoise.report.interactive import figures as interactive
 from equipoise.report.static import figures as static
-from equipoise.runs.buffered_rounds import Flight, FlightState, RunOnClock
+from equipoise.rounds.clock import Flight, FlightState, RunOnClock
 from equipoise.sampling import TICKS, FedBuff, Uniform
 
 

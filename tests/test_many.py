@@ -16,11 +16,10 @@ from equipoise.data.federated_data import FederatedData
 from equipoise.engines.loop import LoopEngine
 from equipoise.engines.simulator.engine import SimulatorEngine
 from equipoise.errors import Diverged, EquipoiseNotice, IncompatibleParts, InvalidParameter
-from equipoise.round import Unprotected
-from equipoise.round import run_round as run_rounds
+from equipoise.privacy.unprotected import Unprotected
 from equipoise.types import ServerState
 from made_clients import make_clients
-from rounds import round_of, start_run
+from rounds import round_of, rounds_of, start_run
 
 SEEDS = [3, 0, 11]
 OPTIONS = {"rounds": 5, "clients_per_round": 4}
@@ -181,15 +180,13 @@ def test_a_round_of_runs_of_all_kinds_is_the_round_of_each(engine, data):
     ]
     algorithms.append(algorithms[0])
     one = start_run(softmax(), data, algorithms[0], clients_per_round=4, engine=engine)
-    settings = [
-        replace(one, algorithm=algorithm, protection=Unprotected(algorithm, data.train, one.rounds)) for algorithm in algorithms
-    ]
+    settings = [replace(one, algorithm=algorithm, protection=Unprotected(one.rounds)) for algorithm in algorithms]
     states, cohorts = [], []
     for seed, setting in enumerate(settings):
         states.append(ServerState(0, one.task.layout.read(softmax(seed))))
         cohorts.append(eq.sampling.Uniform()(0, setting.alpha, clients_per_round=4, seed=seed // 2))
     cohorts[-1] = cohorts[-1].take(torch.zeros(4, dtype=torch.bool))
-    together = run_rounds(settings, states, cohorts, one.engine)
+    together = rounds_of(settings, states, cohorts)
     for setting, before, cohort, (state, report) in zip(settings, states, cohorts, together, strict=True):
         alone = round_of(setting, before, cohort)
         torch.testing.assert_close(state.params, alone[0].params, rtol=1e-12, atol=1e-12)

@@ -1,6 +1,6 @@
 """Who takes part in a round. A cohort is a pure function of the seed and the round, the same in every engine.
 
-`FedBuff` has no rounds of its own: clients come and go on a simulated clock (`runs/buffered_rounds.py`).
+`FedBuff` has no rounds of its own: clients come and go on a simulated clock (`rounds/clock.py`).
 """
 
 from __future__ import annotations

@@ -20,14 +20,15 @@ from equipoise.privacy.common_clients import client_marks
 from equipoise.privacy.ledger import Ledger
 from equipoise.privacy.lookers import may_look
 from equipoise.result import Result
-from equipoise.round import Outcome
+from equipoise.rounds.driver_choice import choose_driver
+from equipoise.rounds.drivers import Outcome
 from equipoise.runs.checkpoint import Checkpoints
-from equipoise.runs.drivers import choose_driver
 from equipoise.runs.health import notices, stop_if_lost
 from equipoise.runs.identity import run_key
 from equipoise.runs.input_scales import cause_of_divergence
 from equipoise.runs.interrupted import interrupts_wait, noting_interrupts, stop_if_asked
 from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, set_up
+from equipoise.runs.state_rules import refuse_unkeepable
 from equipoise.runs.stopping import EarlyStopping, Stopped, StopState
 from equipoise.types import Observer, ServerState
 
@@ -188,6 +189,9 @@ class RunUnderWay:
             self.fail(outcome)
             return
         self.state, report = outcome
+        if self.state.round == 1:  # later states are looked at when a checkpoint is written
+            for part in ("risk", "aggregator"):
+                refuse_unkeepable(part, vars(self.setting.algorithm)[part], vars(self.state)[part], self.setting.name)
         self.history.on_round(report)
         watching.tell("on_round", report)
         if self.to_evaluate(evaluate_every):

@@ -16,7 +16,7 @@ import equipoise as eq
 from equipoise.engines import Ray
 from equipoise.engines.cluster.cost_measurement import measure_exchange, measure_round
 from equipoise.engines.cluster.round_costs import Cluster, estimate_round
-from equipoise.round import Rounds
+from equipoise.rounds.drivers import InTurn
 from equipoise.runs.setup import set_up
 
 pytestmark = [
@@ -37,7 +37,7 @@ def a_run():
         eq.models.Softmax(784, 62), data, eq.Algorithm(), rounds=10**6, clients_per_round=100, seed=0, loss=None, error=None,
         engine=Ray(workers=2),
     )  # fmt: skip
-    rounds, state = Rounds([setting]), setting.begin()
+    rounds, state = InTurn([setting]), setting.begin()
     return setting.engine, lambda: rounds([state])
 
 

@@ -23,7 +23,8 @@ from equipoise.engines.simulator.cuda.linear_rounds import LinearRounds
 from equipoise.engines.simulator.cuda.step_buffers import StepBuffers, StepShape
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.local_work import Workplace
-from equipoise.runs.drivers import RoundsAhead, choose_driver
+from equipoise.rounds.ahead import Ahead as RoundsAhead
+from equipoise.rounds.driver_choice import choose_driver
 from equipoise.runs.setup import set_up
 from equipoise.solvers.batches import cursor_of
 from equipoise.types import SgdRule

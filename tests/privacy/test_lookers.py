@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from equipoise.round import draw_cohort
 from torch import nn
 
 import equipoise as eq
@@ -27,7 +28,6 @@ from equipoise.privacy.accounting import epsilon_of
 from equipoise.privacy.ledger import read_entries
 from equipoise.privacy.lookers import LOOKERS, data_to_try, may_look, refuse_looking
 from equipoise.privacy.releases import CohortEvent, PoissonSampling, Release
-from equipoise.round import draw_cohort
 from equipoise.runs.input_scales import cause_of_divergence, far_inputs
 from equipoise.runs.setup import set_up
 

@@ -26,12 +26,11 @@ from equipoise.privacy.accounting import gaussian_epsilon
 from equipoise.privacy.audit import audit, one_by_one
 from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.privacy.releases import CohortEvent, FixedSampling, NoSampling, PoissonSampling, Release
-from equipoise.round import draw_cohort
 from equipoise.runs.checkpoint import CheckpointError, Checkpoints
 from equipoise.solvers import SGD
 from equipoise.types import Cohort, Observer, RunSize, ServerState
 from made_clients import make_clients
-from rounds import round_of, start_run
+from rounds import draw_cohort, round_of, start_run, weighed
 
 SIZES = [3, 4, 5, 7, 10, 11, 20, 25, 6, 8, 9, 12]  # 12 clients
 WORK = SGD(lr=0.3, batch_size=4)
@@ -209,10 +208,10 @@ def test_the_noise_of_weighted_sums_is_over_the_noisy_sum_of_weights(measure):
     for index in range(8):
         cohort = draw_cohort(setting, index)
         losses = setting.engine.losses(state.params, cohort)
-        value, denominator = run.weigh(cohort, losses, None)
-        seen.append((denominator - float(value.weights.sum())) / run.noise.calibration.first)
+        found = weighed(run, cohort, losses)
+        seen.append((found.over - float(found.each.sum())) / run.noise.calibration.first)
         noise = one_round(setting, index=index)[0].double()
-        expected = 1.5 * math.sqrt(1.25) * 0.7 / denominator
+        expected = 1.5 * math.sqrt(1.25) * 0.7 / found.over
         assert float(noise.std()) == pytest.approx(expected, rel=5 / math.sqrt(2 * len(noise)))
     free = [s for s in seen if s > -2.5]  # a sum below 1 counts as 1
     assert len(set(free)) == len(free)  # fresh in every round
@@ -225,7 +224,7 @@ def test_a_replaced_client_moves_a_sum_of_weights_by_one():
     )
     run = started(algorithm).protection
     losses = torch.full((6,), 3.0)
-    sums = np.array([run.weigh(cohort_of(range(6), i), losses, None)[1] for i in range(2000)])
+    sums = np.array([weighed(run, cohort_of(range(6), i), losses).over for i in range(2000)])
     first = 0.3 * math.sqrt(1.25 / 0.25)
     assert run.noise.calibration.first == pytest.approx(first)
     assert sums.mean() == pytest.approx(6.0, abs=5 * first / math.sqrt(2000))
@@ -496,7 +495,7 @@ def test_nor_does_the_noise_of_the_quantile(monkeypatch):
         seen.clear()
         losses = torch.full((clients,), 0.5)
         for index in range(80):
-            run.weigh(cohort_of(range(clients), index), losses, None)
+            weighed(run, cohort_of(range(clients), index), losses)
         held = quantile.client_contributions(losses, bound=2.0, bins=16, sigma=0.0, scale=scale, source=None).sum(0)
         spread = (torch.stack(seen) - held).double().square().mean()
         expected = math.sqrt(1.25 / 0.25) * scale * math.sqrt(4)  # z of the quantile, times c √(log2 16)
@@ -508,7 +507,7 @@ def test_the_sum_of_weights_is_noised_by_the_clients_where_they_are_to_do_it():
     run = started(eq.Algorithm(risk.Tilted(1.0), IDLE, privacy=private), clients_per_round=8).protection
     losses = torch.linspace(1.0, 2.0, 12)
     exact = float(torch.exp(losses.double() - 2.0).sum())
-    sums = np.array([run.weigh(cohort_of(range(12), i), losses, None)[1] for i in range(600)])
+    sums = np.array([weighed(run, cohort_of(range(12), i), losses).over for i in range(600)])
     spread = 0.5 * math.sqrt(1.25 / 0.25) * math.sqrt(8 / 4)  # eight shares, each made for four
     rounding = math.sqrt(12) / 2 / math.ceil(20 / run.noise.calibration.first)
     assert sums.mean() == pytest.approx(exact, abs=5 * spread / math.sqrt(600))

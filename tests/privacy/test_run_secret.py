@@ -27,10 +27,10 @@ from equipoise.privacy.ledger import read_entries
 from equipoise.privacy.noise_plan import key_of_seed
 from equipoise.privacy.random_source import SecretStream, gaussian
 from equipoise.privacy.run_audit import audit_algorithm
-from equipoise.round import draw_cohort
 from equipoise.runs.checkpoint import CheckpointError, Checkpoints, read_checkpoint
 from equipoise.types import Observer
 from made_clients import make_clients
+from rounds import draw_cohort
 
 P = eq.privacy
 SEED = 7_654_321

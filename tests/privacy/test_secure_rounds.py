@@ -13,12 +13,11 @@ from equipoise.data.federated_data import FederatedData
 from equipoise.errors import EquipoiseNotice, ObserverFailed
 from equipoise.privacy import SecureAggregation, SecureSums, secure_aggregate
 from equipoise.privacy.secure_sum import SimulatedSecureSum
-from equipoise.round import draw_cohort
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.solvers import SGD
 from equipoise.types import Cohort, Observer
 from made_clients import make_clients
-from rounds import round_of, start_run
+from rounds import draw_cohort, round_of, start_run, weighed
 
 SIZES = [3, 4, 5, 7, 10, 11, 20, 25, 6, 8, 9, 12]  # 12 clients
 WORK = SGD(lr=0.3, batch_size=4)
@@ -109,7 +108,7 @@ def test_losses_above_the_bound_count_as_the_bound():
     cohort = draw_cohort(setting, 0)
     losses = setting.engine.losses(setting.first_params, cohort)
     assert float(losses.min()) > 0.01
-    weights = setting.protection.weigh(cohort, losses, None)[0].weights
+    weights = weighed(setting.protection, cohort, losses).each
     assert torch.allclose(weights, cohort.weights * 6)  # all alike: the mean by examples
 
 

@@ -10,7 +10,7 @@ from equipoise.engines.cluster.cost_measurement import MeasuredRound, measure_ex
 from equipoise.engines.cluster.packing import pack
 from equipoise.engines.cluster.ray_engine import Ray, RayEngine
 from equipoise.engines.cluster.round_costs import Cluster, ExchangeCosts, Limit, RoundEstimate, estimate_round
-from equipoise.round import Rounds
+from equipoise.rounds.drivers import play
 from equipoise.runs.setup import set_up
 
 if TYPE_CHECKING:
@@ -90,10 +90,10 @@ def plan_run(
         clients_per_round=options.clients_per_round, seed=options.seed, loss=None, error=None, engine=engine,
     )  # fmt: skip
     running: RayEngine = setting.engine  # type: ignore[assignment]
-    rounds, state = Rounds([setting]), setting.begin()
+    state = setting.begin()
 
     def make_round() -> None:
-        rounds([state])  # the first round again and again: what it gives is dropped
+        play(setting, state)  # the first round again and again: what it gives is dropped
 
     both = running.pool.sessions[running.session]
     running.pool.sessions[running.session] = both.of(1)

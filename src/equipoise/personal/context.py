@@ -58,4 +58,4 @@ class PersonalContext:
         Stragglers are slow at the shared model's work alone.
         """
         seed = rng.stream_key(cohort.seed, "personal") >> 1
-        return replace(cohort, seed=seed, effort=None, rows=None)
+        return replace(cohort, seed=seed).having(effort=None, rows=None)

@@ -323,6 +323,6 @@ class APFL(_MixesModels):
         if rate == 0:
             return rows[:, 0]
         models = mixed_models(rows, params)
-        gradient = models - context.engine.own_steps(models, replace(cohort, effort=None), GRADIENT)
+        gradient = models - context.engine.own_steps(models, cohort.having(effort=None), GRADIENT)
         slope = ((rows[:, 1:] - params) * gradient).sum(1)
         return (rows[:, 0] - rate * slope).clamp(0, 1)

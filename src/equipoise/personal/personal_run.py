@@ -16,7 +16,7 @@ from equipoise.core import rng
 from equipoise.core.abilities import engine_traits, read
 from equipoise.errors import InvalidParameter
 from equipoise.personal.context import PersonalContext
-from equipoise.personal.store import ClientRows
+from equipoise.personal.store import ClientRows, PendingRows
 from equipoise.types import Cohort, LocalSolver, Personalisation, PersonalTraits, SentUpdates
 
 _MODELS_BYTES = 256 * 2**20  # of clients' models at once, when all are looked at
@@ -28,6 +28,7 @@ class PersonalState:
 
     places: Tensor  # (n,) uint8
     shared: Any = None
+    pending: PendingRows | None = None  # of a round that is not finished
 
 
 class PersonalRun:
@@ -83,7 +84,11 @@ class PersonalRun:
         if shared is not state.shared and not self._traits.sums_models:
             rule = "must say sums_models = True in its class, since its work changes what all clients share"
             raise InvalidParameter("personal", rule, self.method, "Or return `shared` as it was given.")
-        return PersonalState(self.rows.write(state.places, cohort.clients, after), shared)
+        return PersonalState(state.places, shared, PendingRows(state.places, cohort.clients, after))
+
+    def commit(self, state: PersonalState) -> PersonalState:
+        """Write the rows of a round that is finished."""
+        return state if state.pending is None else PersonalState(self.rows.write(*state.pending), state.shared)
 
     def losses(self, state: PersonalState, params: Tensor, cohort: Cohort) -> Tensor | None:
         """The losses (K,) that the risk sees, if they are not those of the shared model."""
@@ -112,6 +117,9 @@ class PersonalRun:
         """What clients at positions (K,) keep, (K, width), like `params`."""
         if not self.keeps_rows:
             return torch.empty(len(clients), 0, dtype=params.dtype, device=params.device)
+        if state.pending is not None:
+            place = {client: number for number, client in enumerate(state.pending.clients.tolist())}
+            return state.pending.rows[[place[client] for client in clients.tolist()]].to(params)
         return self.rows.read(state.places, clients).to(params)
 
     def models(self, state: PersonalState, params: Tensor, clients: Tensor, round_index: int) -> Tensor:

@@ -157,7 +157,7 @@ class PFedMe:
         """
         steps = EnvelopeSteps(solver, self.strength, self.steps, self.lr)
         fresh = torch.zeros(len(cohort), steps.keeps(len(params)), dtype=torch.promote_types(params.dtype, torch.float32))
-        work = context.engine.updates(params, replace(cohort, rows=fresh), steps)
+        work = context.engine.updates(params, cohort.having(rows=fresh), steps)
         kept = fresh if work.rows is None else work.rows
         return kept[:, : len(params)].to(params)
 

@@ -20,7 +20,7 @@ from equipoise.errors import IncompatibleParts, InvalidParameter, is_integer, re
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.ditto import refuse_unfit_solver
 from equipoise.personal.freezing import further_options, unfit_for_freezing
-from equipoise.runs.normalised_work import steps_of
+from equipoise.solvers.batches import steps_of
 from equipoise.solvers.prepared import AdjustedSolver
 from equipoise.types import Cohort, LocalSolver, Pull
 

@@ -14,7 +14,7 @@ import tempfile
 import weakref
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +33,14 @@ def _described(path: Path) -> tuple[tuple[tuple[int, ...], bool, np.dtype[Any]],
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("it is no array of version 1")
         return np.lib.format.read_array_header_1_0(file), file.tell()
+
+
+class PendingRows(NamedTuple):
+    """Rows of clients that a finished round writes: where all rows were before it, whose they are, and the rows."""
+
+    places: Tensor  # (n,) uint8
+    clients: Tensor  # (K,) positions
+    rows: Tensor  # (K, width)
 
 
 class ClientRows:

@@ -8,7 +8,7 @@ canaries. Those of the first half stand for a client that is there, those of the
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -22,9 +22,10 @@ from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
 from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.privacy.private_sums import PrivateSums
 from equipoise.privacy.release_book import ReleaseBook
-from equipoise.round import Plan, draw_cohort, run_round
+from equipoise.rounds.drivers import play
 from equipoise.runs.setup import set_up
-from equipoise.types import Cohort, Combined, Engine, LocalSolver, RiskValue, ServerState
+from equipoise.types import Cohort
+from equipoise.types.round_contracts import Kept, View
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
@@ -67,21 +68,16 @@ def canary_data(clients: int, length: float, *, opposite: bool) -> FederatedData
 
 
 @dataclass(frozen=True, eq=False)
-class RecordedSums:
+class RecordedSums(PrivateSums):
     """The sums of a private run, which note what each round released: the noisy sum in clip bounds, and whose it is."""
 
-    sums: PrivateSums
     released: list[tuple[Tensor, Cohort]] = field(default_factory=list)
 
-    def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float]:
-        """As the run does."""
-        return self.sums.weigh(cohort, losses, state)
-
-    def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
+    def total(self, view: View) -> Kept:
         """As the run does; the total is noted."""
-        combined = self.sums.combine(state, engine, solver, plan, sent)
-        self.released.append((combined.total.double() * plan.denominator / float(state.privacy.clip), plan.cohort))
-        return combined
+        kept = super().total(view)
+        self.released.append((kept.value.double() * float(view.weights.over) / float(view.state.privacy.clip), view.cohort))
+        return kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,8 +102,8 @@ class CanaryRounds:
             model, data, changed, rounds=noise.rounds, clients_per_round=noise.expected, seed=0, loss=None, error=None,
             engine="simulator",
         )  # fmt: skip
-        sums = RecordedSums(PrivateSums(noise))
-        protection = replace(cast("Protected", setting.protection), sums=sums, noise=noise)
+        sums = RecordedSums(noise)
+        protection = replace(cast("Protected", setting.protection), sums=(sums,), noise=noise)
         return cls(replace(setting, protection=protection), noise, sums)
 
     def run(self, rounds: int, seed: int, *, contributors: int | None, without: str) -> tuple[Array, NDArray[np.bool_]]:
@@ -122,17 +118,14 @@ class CanaryRounds:
         setting = replace(self.setting, seed=seed)
         state, along, here = first, [], []
         for index in range(rounds):
-            cohort = draw_cohort(setting, index)
+            cohort = setting.draw(index)
             if contributors is not None and not noise.by_nodes and len(cohort) > contributors:
                 kept = np.random.default_rng([seed & 0xFFFFFFFF, index]).permutation(len(cohort))[:contributors]
                 chosen = torch.zeros(len(cohort), dtype=torch.bool)
                 chosen[torch.from_numpy(kept)] = True
                 cohort = cohort.take(chosen)
             self.sums.released.clear()
-            (outcome,) = run_round([setting], [state], [cohort], setting.engine)
-            if isinstance(outcome, Exception):
-                raise outcome
-            state = replace(outcome[0], params=first.params)  # so that losses stay what they were
+            state = replace(play(setting, state, cohort)[0], params=first.params)  # so that losses stay what they were
             ((total, cohort),) = self.sums.released
             known = self._known_noise(index, len(cohort) if contributors is None else contributors, without)
             along.append((total - known).numpy())

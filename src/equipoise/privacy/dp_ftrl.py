@@ -103,7 +103,7 @@ class DPFTRL:
         `size` holds the numbers of rounds and of clients.
         """
         noise = CorrelatedPlan(self, algorithm, size)
-        return Protected(PrivateSums(noise), size.rounds, noise)
+        return Protected((PrivateSums(noise),), size.rounds, noise)
 
 
 class CorrelatedPlan(NoisePlan):

@@ -13,7 +13,7 @@ from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.privacy.private_sums import PrivateSums
 from equipoise.privacy.protected import Protected
 from equipoise.privacy.releases import check_delta
-from equipoise.privacy.secure_aggregate import SecureSumRule
+from equipoise.privacy.secure_aggregate import MaskedSum, SecureSumRule
 from equipoise.privacy.secure_sum import check_modulus
 from equipoise.types import ClipRule, RunSize
 
@@ -145,7 +145,7 @@ class DifferentialPrivacy:
         `size` holds the numbers of rounds and of clients.
         """
         noise = NoisePlan(self, algorithm, size)
-        return Protected(PrivateSums(noise), size.rounds, noise)
+        return Protected((PrivateSums(noise),), size.rounds, noise)
 
 
 @dataclass(frozen=True)
@@ -244,4 +244,6 @@ class SecureAggregation:
         enough, fix = size.clients_per_round >= self.fewest, "Draw more clients per round."
         rule = f"must be at least {self.fewest}, the fewest clients whose sum is unmasked: one client's sum is its own"
         require(enough, "clients_per_round", rule, size.clients_per_round, fix)
-        return Protected(SecureSumRule(self, algorithm, size.seed, size.ids), size.rounds)
+        around = algorithm.traits.aggregator.around
+        masked = MaskedSum(self, around or algorithm.aggregator, around is not None, size.seed)
+        return Protected((SecureSumRule(self, algorithm, size.seed, size.ids), masked), size.rounds)

@@ -3,48 +3,52 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from equipoise.aggregators import NormClip, WeightedMean
 from equipoise.core.abilities import solver_traits
-from equipoise.core.update_checks import as_local_work
 from equipoise.errors import EquipoiseError
 from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
 from equipoise.privacy.noise_plan import Grid, NoisePlan
 from equipoise.privacy.private_quantile import ENOUGH_NOISE
 from equipoise.privacy.secure_sum import SimulatedSecureSum, quantise, required_modulus
-from equipoise.types import Cohort, Combined, Engine, LocalSolver, LocalWork, RiskTraits, RiskValue, ServerState
-
-if TYPE_CHECKING:
-    from equipoise.round import Plan
+from equipoise.types import Cohort, LocalWork, RiskTraits
+from equipoise.types.round_contracts import UNKNOWN, Fold, Kept, Stage, View, Weights
 
 
 @dataclass(frozen=True, eq=False)
-class PrivateSums:
+class PrivateSums(Stage):
     """The private weights and sums of a simulated run."""
 
     noise: NoisePlan
 
-    def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float]:
+    name: ClassVar[str] = "privacy"
+    place: ClassVar[str] = "noise"
+
+    def rule(self, view: View) -> Any:
+        """A solver whose rows follow what clients send knows by how much it is clipped."""
+        clipped = solver_traits(view.rule).with_sent_clip
+        return None if clipped is None else clipped(view.state.privacy.clip)
+
+    def weights(self, view: View) -> Weights:
         """The clients' weights, at most 1 each, found by each client alone; and the number that their sum is divided by."""
-        ones = torch.ones(len(cohort), dtype=torch.float64)
-        nothing = torch.tensor(float("nan"))
+        ones, index, losses = torch.ones(len(view.cohort), dtype=torch.float64), view.cohort.round, view.losses
         if losses is None:
-            return RiskValue(nothing, ones, state), self.noise.workers
+            return Weights(UNKNOWN, ones, self.noise.workers)
         losses = losses.double().nan_to_num(nan=math.inf)  # counts as the bound: to stop here would tell on the client
         traits = self.noise.algorithm.traits.risk
         if traits.client_form == "filter":
-            return self._by_quantile(traits, cohort, losses, ones), self.noise.workers
+            return self._by_quantile(traits, index, losses, ones)
         weights = client_weights(traits, losses, ones, float(self.noise.privacy.loss_bound or 0))
-        total = self._first(cohort.round, lambda: self.noisy_sum(weights, cohort.round))
+        total = self._first(index, lambda: self.noisy_sum(weights, index))
         if math.isnan(total):  # the round is over: nobody works
-            return RiskValue(nothing, torch.zeros_like(ones), state), self.noise.workers
-        return RiskValue(mean_loss(losses, weights), weights, state), max(total, 1.0)
+            return Weights(UNKNOWN, torch.zeros_like(ones), self.noise.workers)
+        return Weights(mean_loss(losses, weights), weights, max(total, 1.0))
 
     def _first(self, round_index: int, release: Callable[[], float]) -> float:
         """The first release of a round, which the ledger knows of before it is made; NaN if it was begun and is not known."""
@@ -71,69 +75,70 @@ class PrivateSums:
         noise = sample_discrete_gaussian(Grid(1 / scale, scale, sigma, modulus).variance, (self.noise.shares, 1), source=adding)
         return float(SimulatedSecureSum(modulus).sum(torch.cat([whole, noise]))) / scale
 
-    def _by_quantile(self, risk: RiskTraits, cohort: Cohort, losses: Tensor, ones: Tensor) -> RiskValue:
-        assert self.noise.quantile is not None  # noqa: S101 — the rules refuse a superquantile without a private one
+    def _by_quantile(self, risk: RiskTraits, index: int, losses: Tensor, ones: Tensor) -> Weights:
+        if self.noise.quantile is None:
+            raise EquipoiseError("The run has no private quantile.")
         known = None if self.noise.poisson else self.noise.expected
-        release = self.noise.quantile.at(self.noise.source("quantile", cohort.round), clients=known, shares=self.noise.shares)
+        release = self.noise.quantile.at(self.noise.source("quantile", index), clients=known, shares=self.noise.shares)
         clipped = losses.clamp(0.0, self.noise.quantile.bound)
-        eta = self._first(cohort.round, lambda: float(release(clipped, ones, risk.tail)))
+        eta = self._first(index, lambda: float(release(clipped, ones, risk.tail)))
         if math.isnan(eta):  # the round is over: nobody works
-            return RiskValue(torch.tensor(float("nan")), torch.zeros_like(ones))
+            return Weights(UNKNOWN, torch.zeros_like(ones), self.noise.workers)
         kept = client_weights(risk, clipped, ones, eta)
-        return RiskValue(mean_loss(losses, kept), kept)
+        return Weights(mean_loss(losses, kept), kept, self.noise.workers)
 
-    def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
-        """The noisy sum of clipped updates over its denominator (D,), and the next clip bound."""
-        distributed, index, noise = self.noise.distributed, plan.cohort.round, self.noise
-        params, private, clip = state.params, state.privacy, state.privacy.clip
-        work: LocalWork | None = None
-        total = torch.zeros_like(params)
-        weight = noise.round_weight(len(plan.cohort))
-        if noise.is_lost(index):
-            after = private.after(plan.cohort.clients, clip=clip, weight=weight)
-            return Combined(total, None, state.aggregator, after, lost=True)
-        if (clipped := solver_traits(solver).with_sent_clip) is not None:
-            solver = clipped(clip)
-        if distributed:
-            noise.begin_release(index, "update")
-            total, work = self._distributed(clip, params, engine, solver, plan, sent)
-        elif len(plan.workers):
-            total, work = self._central(clip, params, engine, solver, plan, sent)
-        for purpose in noise.planned if not distributed else ():  # the server has the updates, and now draws its noise
+    def fold(self, view: View) -> Fold | None:
+        """Clipped updates: added up as they come, or rows that each client rounds and adds its share of noise to."""
+        index, clip = view.cohort.round, view.state.privacy.clip
+        if self.noise.is_lost(index):
+            return None
+        if self.noise.distributed:
+            self.noise.begin_release(index, "update")
+            return Fold(None)
+        return Fold(NormClip(clip) if clip < math.inf else WeightedMean())
+
+    def answer(self, view: View) -> LocalWork | None:
+        """Of noise that clients add, the sum."""
+        if view.fold is None or not self.noise.distributed:
+            return None
+        params, work = view.state.params, view.answer
+        total = self._summed(view.state.privacy.clip, params, view.cohort, view.workers, work, float(view.weights.over))
+        unseen = torch.zeros(0, dtype=torch.float64)
+        return LocalWork(total, unseen, unseen) if work is None else replace(work, update=total)
+
+    def total(self, view: View) -> Kept:
+        """The noisy sum over its denominator (D,), and the next clip bound."""
+        index, noise, params, private = view.cohort.round, self.noise, view.state.params, view.state.privacy
+        clip, weight = private.clip, noise.round_weight(len(view.cohort))
+        if view.fold is None:  # the round's sum was lost: the model stays
+            return Kept(None, private.after(view.cohort.clients, clip=clip, weight=weight))
+        total = torch.zeros_like(params) if view.total is None else view.total
+        for purpose in noise.planned if not noise.distributed else ():  # the server has the updates, and now draws its noise
             if purpose != noise.first:
                 noise.begin_release(index, purpose)
-        if not distributed and noise.calibration.update > 0:
-            scale = noise.calibration.update * noise.change * clip / plan.denominator
+        if not noise.distributed and noise.calibration.update > 0:
+            scale = noise.calibration.update * noise.change * clip / float(view.weights.over)
             drawn, private = noise.update_noise(private, index, len(params))
             total = (total.double() + drawn.to(params.device) * scale).to(params)  # rounded once, with its noise
-        after = private.after(plan.cohort.clients, clip=self._next_clip(clip, plan, work), weight=weight)
-        return Combined(total, work, state.aggregator, after)
+        after = private.after(view.cohort.clients, clip=self._next_clip(clip, index, view.answer), weight=weight)
+        return Kept(total, after)
 
-    def _central(
-        self, clip: float, params: Tensor, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None
-    ) -> tuple[Tensor, LocalWork]:
-        rule = NormClip(clip) if clip < math.inf else WeightedMean()
-        if sent is None:
-            work = engine.summed_update(params, plan.workers, solver, plan.weights, rule)
-            return work.update, work
-        work = as_local_work(sent, params)
-        good = torch.isfinite(work.sq_norms)
-        return rule(sent[good.to(sent.device)], plan.weights[good])[0], work
+    def tell(self, view: View) -> Mapping[str, Any]:
+        """What was spent; a round whose sum was lost has trained nobody."""
+        lost = {"trained": 0} if view.fold is None else {}
+        return {"epsilon": view.run.protection.epsilon_after(view.state.round + 1), **lost}
 
-    def _distributed(
-        self, clip: float, params: Tensor, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None
-    ) -> tuple[Tensor, LocalWork | None]:
+    def _summed(
+        self, clip: float, params: Tensor, cohort: Cohort, workers: Cohort, work: LocalWork | None, denominator: float
+    ) -> Tensor:
         """Each client clips, rounds and adds its share of noise; only the sum is seen."""
-        grid, index = self.noise.grid, plan.cohort.round
-        rows = torch.zeros(len(plan.cohort), len(params), dtype=torch.float64)
-        work = None
-        if len(plan.workers):
-            work = engine.updates(params, plan.workers, solver) if sent is None else as_local_work(sent, params)
-            number = {client: place for place, client in enumerate(plan.cohort.clients.tolist())}
-            places = torch.tensor([number[client] for client in plan.workers.clients.tolist()])
-            good = torch.isfinite(work.sq_norms)
-            norms = work.sq_norms.sqrt()
-            shrink = torch.where(good, plan.weights * plan.denominator * (clip / norms.clamp(min=1e-300)).clamp(max=1.0), 0.0)
+        grid, index = self.noise.grid, cohort.round
+        rows = torch.zeros(len(cohort), len(params), dtype=torch.float64)
+        if work is not None:
+            number = {client: place for place, client in enumerate(cohort.clients.tolist())}
+            places = torch.tensor([number[client] for client in workers.clients.tolist()])
+            good, norms = torch.isfinite(work.sq_norms), work.sq_norms.sqrt()
+            shrink = torch.where(good, workers.shares * denominator * (clip / norms.clamp(min=1e-300)).clamp(max=1.0), 0.0)
             rows[places] = work.update.double().cpu().nan_to_num(0.0, 0.0, 0.0) * shrink.unsqueeze(1)
         rounding = self.noise.source("rounding", index)
         whole = quantise(rows, step=grid.step, source=rounding, norm_bound=grid.norm_bound, modulus=grid.modulus)
@@ -141,15 +146,15 @@ class PrivateSums:
         total = secure.sum(whole)
         for _ in range(self.noise.shares if grid.sigma > 0 else 0):  # all at once would be many times the model
             total = secure.add(total, sample_discrete_gaussian(grid.variance, len(params), source=noise))
-        return (total.double() * (grid.step / plan.denominator)).to(params), work
+        return (total.double() * (grid.step / denominator)).to(params)
 
-    def _next_clip(self, clip: float, plan: Plan, work: LocalWork | None) -> float:
+    def _next_clip(self, clip: float, index: int, work: LocalWork | None) -> float:
         rule = self.noise.privacy.clip_rule
         if rule is None:
             return clip
         within = (work.sq_norms.sqrt() <= clip).double() if work is not None else torch.zeros(0, dtype=torch.float64)
         spread = float(self.noise.calibration.count or 0)
-        noise = float(self.noise.gaussian("count", plan.cohort.round, 1)) * spread * self.noise.change / 2
+        noise = float(self.noise.gaussian("count", index, 1)) * spread * self.noise.change / 2
         count = float((within - 0.5).sum()) + noise  # centred, so that a client moves it by ½ at most
         return rule.next_bound(clip, count / self.noise.workers + 0.5)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
-
-from torch import Tensor
+from typing import Any
 
 from equipoise.privacy.accounting import Spent
 from equipoise.privacy.common_clients import join_data, marks_in
@@ -13,30 +11,16 @@ from equipoise.privacy.ledger import Ledger, compose, events_of
 from equipoise.privacy.noise_plan import NoisePlan, PrivateState
 from equipoise.privacy.observer_table import PrivacyTable, unprotected_table
 from equipoise.privacy.release_book import ReleaseBook
-from equipoise.types import Cohort, Combined, Engine, LocalSolver, RiskValue, ServerState
-
-if TYPE_CHECKING:
-    from equipoise.round import Plan
-
+from equipoise.types.round_contracts import Stage
 
 EVALUATION = "scores"  # what an exact evaluation is called in the ledger
-
-
-class ProtectedSums(Protocol):
-    """How weights and sums are found: in a simulation, or by messages to the nodes of a network. See types.Protection."""
-
-    def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float | None]:
-        """The cohort's risk, and the number that weights are divided by."""
-
-    def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
-        """The local work of a round and its total."""
 
 
 @dataclass(frozen=True, eq=False)
 class Protected:
     """The protection of a run by secure aggregation or, with a plan of `noise`, by differential privacy."""
 
-    sums: ProtectedSums
+    sums: tuple[Stage, ...]  # how weights and sums are found: in a simulation, or by messages to the nodes of a network
     rounds: int
     noise: NoisePlan | None = None
     evaluates_by_sums: bool = False  # over a network, where each sum is written down by itself
@@ -61,13 +45,9 @@ class Protected:
         """The state before the first round."""
         return None if self.noise is None else self.noise.begin()
 
-    def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float | None]:
-        """The cohort's risk, and the number that weights are divided by."""
-        return self.sums.weigh(cohort, losses, state)
-
-    def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
-        """The local work of a round and its total."""
-        return self.sums.combine(state, engine, solver, plan, sent)
+    def stages(self, run: Any) -> tuple[Stage, ...]:
+        """The features of a round that protect."""
+        return self.sums
 
     @property
     def book(self) -> ReleaseBook:

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from equipoise.core.update_checks import as_local_work
 from equipoise.errors import EquipoiseError, notify
 from equipoise.privacy.private_sums import client_weights, mean_loss
 from equipoise.privacy.random_source import Seeded
 from equipoise.privacy.secure_sum import EXACT, SimulatedSecureSum, quantise
-from equipoise.types import Cohort, Combined, Engine, LocalSolver, LocalWork, RiskValue, ServerState
+from equipoise.types import Aggregator, Cohort, LocalWork, RiskValue
+from equipoise.types.round_contracts import UNKNOWN, Fold, Kept, Stage, View, Weights
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
     from equipoise.core.task import Task
     from equipoise.privacy.mechanism import SecureAggregation
-    from equipoise.round import Plan
 
 
 @dataclass(frozen=True, eq=False)
-class SecureSumRule:
+class SecureSumRule(Stage):
     """The weights and sums of a simulated run with secure aggregation."""
 
     privacy: SecureAggregation
@@ -32,28 +31,32 @@ class SecureSumRule:
     seed: int
     ids: Sequence[str] = ()  # of the training clients
 
-    def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float]:
+    name: ClassVar[str] = "risk"
+
+    def weights(self, view: View) -> Weights | Kept:
         """Weights that each client finds alone, in units of the mean base weight; their sum is found by the secure sum."""
+        cohort, losses, state = view.cohort, view.losses, view.state.risk
         base = cohort.weights * len(cohort)
-        if losses is None:
-            return RiskValue(torch.tensor(float("nan")), base, state), 1.0
+        if losses is None or not len(cohort):
+            return Weights(UNKNOWN, base, 1.0)
         good = torch.isfinite(losses)  # others take no part, and are not named
         losses, base = torch.where(good, losses, 0.0), torch.where(good, base, 0.0)
         if not bool(good.any()):
-            return RiskValue(torch.tensor(float("nan")), base, state), 1.0
+            return Weights(UNKNOWN, base, 1.0)
         traits = self.algorithm.traits.risk
         if traits.client_form == "groups":
-            return self._by_groups(cohort, losses, base, state), 1.0
+            risk = self._by_groups(cohort, losses, base, state)
+            return Kept(Weights(risk.value, risk.weights, 1.0), risk.state)
         if traits.client_form == "filter":
             risk = self.algorithm.risk(losses, torch.where(good, cohort.weights, 0.0), state=state)
             weights = torch.where(risk.weights > 0, base, 0.0)
             if self.algorithm.traits.quantile.histogram is not None:
                 kept = int((weights > 0).sum())
                 weights = weights if tail_is_large_enough(kept, self.privacy.fewest, cohort.round) else torch.zeros_like(base)
-            return replace(risk, weights=weights), 1.0
+            return Kept(Weights(risk.value, weights, 1.0), risk.state)
         public = None if traits.client_form == "base" else float(self.privacy.loss_bound or 0)
         weights = client_weights(traits, losses, base, public)
-        return RiskValue(mean_loss(losses, weights), weights, state), 1.0
+        return Weights(mean_loss(losses, weights), weights, 1.0)
 
     def _by_groups(self, cohort: Cohort, losses: Tensor, base: Tensor, state: Any) -> RiskValue:
         """The risk of the groups' mean losses, found by one secure sum over the cohort of (w · loss, w) of each group.
@@ -83,35 +86,52 @@ class SecureSumRule:
         weights[here] = risk.weights.double() * len(cohort)
         return replace(risk, weights=weights)
 
-    def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
-        """Σ w_k u_k / Σ w_k, both found by one secure sum; clients outside the tail send masked zeros."""
-        params, aggregator = state.params, self.algorithm.aggregator
-        if sent is None:
-            work = engine.updates(state.model, plan.workers, solver)
-        else:
-            work = as_local_work(sent, params, carried=plan.carried)
-        updates, weights = work.update, plan.weights.double()
-        good = torch.isfinite(work.sq_norms)
-        centre = None
-        if (around := self.algorithm.traits.aggregator.around) is not None:
-            centre = torch.zeros_like(params) if state.aggregator is None else state.aggregator.to(params)
-            updates, aggregator = updates - centre, around
-        # A linear aggregator works update by update (clipping, say): each client applies it to its own.
+
+@dataclass(frozen=True, eq=False)
+class MaskedSum(Stage):
+    """Σ w_k u_k / Σ w_k, both found by one secure sum; clients outside the tail send masked zeros."""
+
+    privacy: SecureAggregation
+    aggregator: Aggregator  # linear: each client applies it to its own update
+    around: bool  # whether it is applied to updates minus the last total
+    seed: int
+
+    name: ClassVar[str] = "aggregator"
+
+    def fold(self, view: View) -> Fold | None:
+        """Rows; none where the sum would be over too few different clients, and stays masked."""
+        different, fewest = len(set(view.cohort.clients.tolist())), self.privacy.fewest
+        if different >= fewest:
+            return Fold(None)
+        why = f"a sum over {different} of at least {fewest} clients would say too much"
+        notify(f"Round {view.cohort.round + 1} leaves the model as it is: {why}.")
+        return None
+
+    def answer(self, view: View) -> Any:
+        """The mean by the secure sum, and that of carried values."""
+        if view.answer is None:
+            return None
+        work, params, weights = view.answer, view.state.params, view.workers.shares.double()
+        updates, aggregator, centre, good = work.update, self.aggregator, None, torch.isfinite(work.sq_norms)
+        if self.around:
+            last = view.state.aggregator
+            centre = torch.zeros_like(params) if last is None else last.to(params)
+            updates = updates - centre
         own = torch.stack([aggregator(u.unsqueeze(0), w.reshape(1).to(u))[0] for u, w in zip(updates, weights, strict=True)])
         rows = torch.cat([own.double().cpu().nan_to_num(0.0, 0.0, 0.0), weights.unsqueeze(1)], 1)
         rows = torch.cat([carried_rows(work, weights), rows], 1)
-        room = min((self.privacy.modulus - 1) // 2 // len(plan.cohort), EXACT) * self.privacy.step
+        room = min((self.privacy.modulus - 1) // 2 // len(view.cohort), EXACT) * self.privacy.step
         fits = good & (rows.abs().amax(1) <= room)
         rows = torch.where(fits.unsqueeze(1), rows, 0.0)
-        work = replace(work, sq_norms=torch.where(fits, work.sq_norms, torch.inf))  # the others are not in the sum
-        source = Seeded(self.seed, "rounding", plan.cohort.round)
+        sq_norms = torch.where(fits, work.sq_norms, torch.inf)  # the others are not in the sum
+        source = Seeded(self.seed, "rounding", view.cohort.round)
         whole = quantise(rows, step=self.privacy.step, source=source, modulus=self.privacy.modulus)
         total = SimulatedSecureSum(self.privacy.modulus).sum(whole).double() * self.privacy.step
         carried, total = mean_of_sum(total, len(total) - len(params) - 1)
         mass = float(total[-1])
-        mean = total[:-1] / mass if mass > 0 else torch.zeros_like(total[:-1])
-        total = mean.to(params) if centre is None else mean.to(params) + centre
-        return Combined(total, work, state.aggregator if centre is None else total, carried=carried, mass=mass)
+        mean = (total[:-1] / mass if mass > 0 else torch.zeros_like(total[:-1])).to(params)
+        work = replace(work, update=mean if centre is None else mean + centre, sq_norms=sq_norms, carried=carried, mass=mass)
+        return work if centre is None else Kept(work, work.update)
 
 
 def carried_rows(work: LocalWork, weights: Tensor) -> Tensor:

@@ -37,8 +37,10 @@ from equipoise.privacy.drowned_sums import noisy_model_words
 from equipoise.privacy.lookers import data_to_try, may_look
 from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.privacy.observer_table import PrivacyTable
+from equipoise.privacy.unprotected import Unprotected
 from equipoise.result import Result
-from equipoise.round import Unprotected
+from equipoise.rounds.cohorts import Cohorts
+from equipoise.rounds.stages import hooks_of, stages_of
 from equipoise.runs.attack_notices import tell_of_attack
 from equipoise.runs.averaged_model import AveragedModel
 from equipoise.runs.backdoor_rate import BackdoorProbe, try_success
@@ -47,12 +49,14 @@ from equipoise.runs.error_spread import with_error_spread
 from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, sample_sizes
 from equipoise.runs.model_notices import tell_of_model
 from equipoise.runs.own_parts import try_own_parts
-from equipoise.runs.solver_rows import SolverRows
+from equipoise.runs.secret_cohorts import secret_cohort
 from equipoise.runs.stopping import EarlyStopping, refuse_stop
 from equipoise.runs.tried_releases import try_releases
 from equipoise.runs.trivial_answer import with_trivial_answer
+from equipoise.solvers.kept_rows import SolverRows
 from equipoise.solvers.local_optimizer import rates_by_name, refuse_wrong_rates
 from equipoise.types import (
+    Cohort,
     Engine,
     EngineTraits,
     LocalSolver,
@@ -65,6 +69,7 @@ from equipoise.types import (
     ServerState,
     SolverMemory,
 )
+from equipoise.types.round_contracts import Stage
 
 T = TypeVar("T")
 ModelOrMaker = nn.Module | Callable[[int], nn.Module]
@@ -105,7 +110,7 @@ class Setting:
 
     def with_algorithm(self, algorithm: Algorithm, name: str) -> Setting:
         """Another run on the same engine: an unprotected algorithm with the same weights and cohorts."""
-        protection = Unprotected(algorithm, self.data.train, self.rounds)
+        protection = Unprotected(self.rounds)
         return replace(self, algorithm=algorithm, protection=protection, name=name)
 
     @cached_property
@@ -133,6 +138,21 @@ class Setting:
     def first_params(self) -> Tensor:
         """w^0 (D,), on the engine's device."""
         return self.task.split(self.first_model)[0]
+
+    @cached_property
+    def draw(self) -> Cohorts:
+        """Draws the cohort of a round."""
+        return Cohorts(self)
+
+    def draw_over_a_network(self, round_index: int, attempt: int) -> Cohort:
+        """The cohort of a try of a round; under privacy it is drawn in secret, written down, and stays for all tries."""
+        book = self.protection.book
+        return self.draw(round_index, attempt) if book is None else secret_cohort(self, book, round_index)
+
+    @cached_property
+    def hooks(self) -> Mapping[str, tuple[Stage, ...]]:
+        """The stages that have each hook of a round."""
+        return hooks_of(tuple(stages_of(self)))
 
     @cached_property
     def averaged(self) -> AveragedModel:
@@ -296,7 +316,7 @@ def set_up(
         personal = start(algorithm.personal, context, algorithm.solver, seed)
     if stop is not None:
         refuse_stop(stop, data, measured, algorithm, personal, network=traits.network is not None)
-    protection: Protection = Unprotected(algorithm, data.train, rounds)
+    protection: Protection = Unprotected(rounds)
     if algorithm.privacy is not None:
         require(parts.privacy.protect is not None, "privacy", "must be a part of equipoise.privacy", algorithm.privacy)
         size = RunSize(len(data.train), in_a_step, rounds, task.layout.dimension, seed, data.train.ids)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +22,13 @@ from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import InvalidParameter, without_notices
 from equipoise.privacy.mechanism import DifferentialPrivacy
+from equipoise.privacy.private_sums import PrivateSums
 from equipoise.risk import Mean
-from equipoise.round import finish, local_work, plan_rounds
+from equipoise.rounds.drivers import play
 from equipoise.runs.tried_calls import or_none, same_state
 from equipoise.sampling import Full
 from equipoise.server_opt import SGD
+from equipoise.types.round_contracts import View, Weights
 
 CLIP = 1e-6  # so small that whatever is released without being clipped stands out
 CLIENTS, EXAMPLES = 4, 4
@@ -58,24 +60,36 @@ def try_releases(algorithm: Algorithm, model: nn.Module, data: FederatedData, st
             raise InvalidParameter(own[0][0], LAW, own[0][1], CURE)
 
 
+@dataclass(frozen=True, eq=False)
+class Undivided(PrivateSums):
+    """The sums of a run in which the first client sends what counts for nothing, and nothing is divided by who came."""
+
+    seen: list[Tensor]  # the weights of the others, of each round
+
+    def weights(self, view: View) -> Weights:
+        """The weights of the clients."""
+        given, others = super().weights(view), view.cohort.clients > 0
+        self.seen.append(given.each[others])
+        return given._replace(each=torch.where(others, given.each, 1e-30), over=1.0)
+
+
 def _of_others(start: Callable[..., Any], tried: Algorithm, model: nn.Module, data: Any, without: bool) -> Iterator[Any]:
     """What the server gets of all clients but the first in two rounds: the sum, in units of the clip bound, and the rest."""
     model, source = copy.deepcopy(model).double(), torch.Generator().manual_seed(0)  # in which rounding does not count
     for values in model.parameters():  # away from points at which all losses are equal
         values.data += 0.1 * torch.randn(values.shape, generator=source, dtype=values.dtype).to(values)
-    setting = start(model, _invented(data, source, without), tried)
+    setting, seen = start(model, _invented(data, source, without), tried), []
+    protection = replace(setting.protection, sums=(Undivided(setting.noise, seen),))
+    setting = replace(setting, protection=protection)
     state = setting.begin()
     for index in range(2):
         cohort = tried.drawn_by(index, setting.alpha, clients_per_round=CLIENTS, seed=0)
         if without:
             cohort = cohort.take(cohort.clients > 0)
             cohort = replace(cohort, weights=cohort.weights / cohort.weights.sum())
-        ((run, plan),) = cast(Any, plan_rounds([setting], [state], [cohort], setting.engine))
-        others = plan.workers.clients > 0
-        plan = plan._replace(weights=torch.where(others, plan.weights * plan.denominator, 0.0), denominator=1.0)
-        after, _ = finish(run, plan, local_work([(run, plan)], setting.engine)[0], 0.0, 1)
+        after, _ = play(setting, state, cohort)
         yield (after.params - state.params).cpu() / CLIP
-        yield plan.weights[others], setting.personal and after.personal.shared
+        yield seen.pop(), setting.personal and after.personal.shared
         state = after
 
 

@@ -18,8 +18,11 @@ import torch
 from torch import Tensor
 
 from equipoise.core.abilities import solver_traits
+from equipoise.core.numbers import Numbers
 from equipoise.core.rng import random_bits
-from equipoise.types import LocalSolver
+from equipoise.data.clients import ClientSet
+from equipoise.errors import EquipoiseError
+from equipoise.types import Cohort, LocalSolver
 
 
 def epoch_order(key: Tensor, epoch: int, size: int) -> Tensor:
@@ -260,3 +263,19 @@ class SplitCursor:
         inside = places < count
         shifted = places + self.start.unsqueeze(1) if second else places.expand(len(count), -1)
         return self.orders.gather(1, torch.where(inside, shifted, 0)), inside.to(dtype) / count
+
+
+def steps_of(cohort: Cohort, solver: LocalSolver, clients: ClientSet, least: int) -> Numbers:
+    """How many local steps each client of a cohort takes, (K,); batches of less than `least` examples are left out."""
+    sizes = clients.host_sizes.numpy()[cohort.clients.numpy()].tolist()
+    efforts = [] if cohort.effort is None else [cohort.effort.tolist()]
+    asked = [(one[0], solver.local_steps(*one)) for one in zip(sizes, *efforts, strict=True)]
+    return np.array([steps_taken(solver, size, steps, least) for size, steps in asked], dtype=np.int64)
+
+
+def normalisers_of(cohort: Cohort, solver: LocalSolver, clients: ClientSet, least: int) -> Tensor:
+    """a_k of each client of a cohort, (K,) float64: what its steps add up to under a gradient of 1, in units of the rate."""
+    rule = solver_traits(solver).normalisers
+    if rule is None:
+        raise EquipoiseError(f"{type(solver).__name__} does not say what its steps add up to.")
+    return rule(torch.from_numpy(steps_of(cohort, solver, clients, least)), solver.learning_rate(cohort.rate_round))

@@ -7,7 +7,7 @@ from the round before; it returns the solver for this round and the next state.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,18 +17,18 @@ from torch import Tensor
 from equipoise.aggregators import WeightedMean
 from equipoise.core.abilities import solver_traits
 from equipoise.core.params import ParameterLayout
-from equipoise.errors import IncompatibleParts, InvalidParameter, require, require_integer, require_kind, require_number
+from equipoise.errors import InvalidParameter, require, require_integer, require_kind, require_number
 from equipoise.solvers.sgd import SGD
-from equipoise.types import Cohort, Engine, LocalSolver, SgdRule
+from equipoise.types import Cohort, LocalSolver, SgdRule
+from equipoise.types.round_contracts import Ask, Fold
 
 GRADIENT = SGD(lr=1.0, batch_size=None, steps=1)  # one full-batch step of length 1: the update is −∇F_k
 
 
 @dataclass(frozen=True, eq=False)
 class RoundContext:
-    """What a solver may ask for before a round. Where clients are protected, the engine answers nothing and nobody is named."""
+    """What a solver may ask for before a round. Where clients are protected, nobody may be asked and nobody is named."""
 
-    engine: Engine
     params: Tensor  # (D,) w^t, as engines take it: followed by the carried values (C,) of a model that has any
     cohort: Cohort  # of the round; empty where clients are protected
     alpha: Tensor  # (n,) base weights of all clients
@@ -40,17 +40,10 @@ class RoundContext:
         return torch.zeros_like(self.params[: self.layout.dimension])
 
 
-class NoClients:
-    """In the place of the engine where clients are protected: nobody can be asked."""
-
-    def __getattr__(self, name: str) -> Any:
-        reason = f"A solver with public_only = True asks clients for {name}, which its protection does not cover."
-        raise IncompatibleParts(reason, "Prepare the round by what was released, or leave out the protection.")
-
-
-def mean_gradient(engine: Engine, params: Tensor, cohort: Cohort) -> Tensor:
-    """Σ weights_k ∇F_k(w) over a cohort, (D,), each gradient over all of the client's training data."""
-    return -engine.summed_update(params, cohort, GRADIENT, cohort.weights, WeightedMean()).update
+def mean_gradient(params: Tensor, cohort: Cohort) -> Generator[Ask, Any, Tensor]:
+    """Asks for Σ weights_k ∇F_k(w) over a cohort, (D,), each gradient over all of the client's training data."""
+    work = yield Ask("update", params, cohort.having(shares=cohort.weights), GRADIENT, Fold(WeightedMean()))
+    return -work.update
 
 
 def _everyone(cohort: Cohort, alpha: Tensor) -> Cohort:
@@ -77,10 +70,10 @@ class AdaptiveProx:
         require_number("step", self.step, "(0, ∞)")
         require_integer("patience", self.patience, 1)
 
-    def prepare(self, context: RoundContext, state: ProxState | None) -> tuple[LocalSolver, ProxState]:
+    def prepare(self, context: RoundContext, state: ProxState | None) -> Generator[Ask, Tensor, tuple[LocalSolver, ProxState]]:
         """The solver with this round's μ."""
-        everyone = _everyone(context.cohort, context.alpha)
-        loss = float(context.alpha @ context.engine.losses(context.params, everyone).to(context.alpha))
+        losses = yield Ask("loss", context.params, _everyone(context.cohort, context.alpha))
+        loss = float(context.alpha @ losses.to(context.alpha))
         traits = solver_traits(self.solver)
         state = adapted(state or ProxState(traits.prox), loss, self.step, self.patience)
         return with_prox(self.solver, state.prox), state
@@ -126,12 +119,13 @@ class FedDane:
     def __post_init__(self) -> None:
         require_sgd(self.solver)
 
-    def prepare(self, context: RoundContext, state: None) -> tuple[LocalSolver, None]:
+    def prepare(self, context: RoundContext, state: None) -> Generator[Ask, Any, tuple[LocalSolver, None]]:
         """The solver with this round's g."""
         second = context.draw("gradient")
         if len(second) == 0:  # Poisson sampling may draw nobody: then there is nothing to correct by
             return self.solver, None
-        return AdjustedSolver(self.solver, mean_gradient(context.engine, context.params, second)), None
+        gradient = yield from mean_gradient(context.params, second)
+        return AdjustedSolver(self.solver, gradient), None
 
 
 @dataclass(frozen=True, eq=False)

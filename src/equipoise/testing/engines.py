@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -106,12 +106,12 @@ class EngineInputs:
         solver = prepare_solver(self.solver, engine, params, cohort, self.task.layout)
         traits = solver_traits(solver)
         if traits.efforts is not None:
-            cohort = replace(cohort, effort=traits.efforts(cohort, self.data.train.keys))
+            cohort = cohort.having(effort=traits.efforts(cohort, self.data.train.keys))
         if traits.keeps is not None:
             gen = torch_generator(cohort.seed, "check_engine rows")
             rows = torch.rand(len(cohort), traits.keeps(self.task.layout.dimension), generator=gen, dtype=torch.float64)
             rows[:, -1] = torch.arange(len(cohort)) % 4  # steps that each client has taken before
-            cohort = replace(cohort, rows=rows)
+            cohort = cohort.having(rows=rows)
         return solver, cohort
 
     def answers(self, engine: Engine) -> dict[str, Tensor]:

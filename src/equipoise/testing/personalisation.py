@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import read
 from equipoise.data.federated_data import FederatedData
-from equipoise.errors import Diverged
 from equipoise.personal.context import PersonalContext
-from equipoise.round import Rounds, draw_cohort
+from equipoise.rounds.drivers import play
 from equipoise.runs.carried_rules import withheld_carried
 from equipoise.runs.checkpoint import packed, unpacked
 from equipoise.runs.setup import EngineChoice, Setting, choose_engine
@@ -91,7 +90,7 @@ def _check_calls(case: PersonalCase) -> None:
     context = PersonalContext(
         setting.engine, setting.task, case.data, lambda other: choose_engine(case.engine).start(other, case.data)
     )
-    cohort, solver, width = draw_cohort(setting, 0), setting.algorithm.solver, method.width(dimension)
+    cohort, solver, width = setting.draw(0), setting.algorithm.solver, method.width(dimension)
 
     def call(name: Literal["work", "models"], rows: Tensor, shared: Any) -> Any:
         """The result of a call at `params`; another call, and one per client alone, give the same finite numbers."""
@@ -165,7 +164,7 @@ def _check_runs(case: PersonalCase) -> None:
         agree(case.method, "the shared model is that of the same run without the method", state.params, plain.params)
     models = _all_models(setting, state)
     if _personal(setting).keeps_rows and not read(PersonalTraits, case.method).finetunes:
-        took_part = torch.cat([draw_cohort(setting, index).clients for index in range(ROUNDS)])
+        took_part = torch.cat([setting.draw(index).clients for index in range(ROUNDS)])
         never = torch.ones(len(models), dtype=torch.bool)
         never[took_part] = False
         served = models[never.to(models.device)]
@@ -193,10 +192,7 @@ def _run(case: PersonalCase, method: Personalisation | None, *, resumed: bool = 
 
 
 def _next(setting: Setting, state: ServerState) -> ServerState:
-    (outcome,) = Rounds([setting])([state])
-    if isinstance(outcome, Diverged):
-        raise outcome
-    return outcome[0]
+    return play(setting, state)[0]
 
 
 def _saved(setting: Setting, state: ServerState) -> ServerState:

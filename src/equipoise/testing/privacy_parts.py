@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,23 +13,26 @@ from torch import Tensor
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import read
 from equipoise.core.rng import torch_generator
+from equipoise.core.update_checks import as_local_work
+from equipoise.engines.answers import answer_all
 from equipoise.errors import Diverged, InvalidParameter, is_number
 from equipoise.risk import Mean
-from equipoise.round import Plan, RunInRound, draw_cohort, make_plan, prepare, run_round
+from equipoise.rounds.drivers import committed, play, together
+from equipoise.rounds.one_round import one_round
 from equipoise.runs.setup import Setting
-from equipoise.testing.laws import agree, check_of, equal_values, hold, is_finite, unchanged, without_error
+from equipoise.testing.laws import agree, check_of, hold, is_finite, unchanged, without_error
 from equipoise.testing.small_run import make_small_task, set_up_quietly
 from equipoise.types import (
     ClientRisk,
     ClipRule,
     Cohort,
-    Combined,
     Privacy,
     QuantileSource,
     QuantileTraits,
     Sampler,
     ServerState,
 )
+from equipoise.types.round_contracts import Ask
 
 ROUNDS = 3  # of the run that a protection is tried in
 TAILS = (1.0, 0.9, 0.5, 0.25, 0.01)
@@ -153,7 +157,7 @@ def check_protection(
     state = run.setting.begin()
     for _ in range(ROUNDS):
         state = _check_round(run, state)
-    _check_round(run, state, draw_cohort(run.setting, ROUNDS).take(torch.zeros(0, dtype=torch.int64)))
+    _check_round(run, state, run.setting.draw(ROUNDS).take(torch.zeros(0, dtype=torch.int64)))
     if traits.clip is not None:
         _check_clipping(run, traits.clip, 0.1 if traits.noise == "distributed" else 1e-9)
     _check_noiseless(ProtectedRounds.begin(replace(algorithm, privacy=noiseless or privacy), seed), tolerance)
@@ -173,20 +177,29 @@ class ProtectedRounds:
         setting = set_up_quietly(task.module, data, algorithm, 4, rounds=ROUNDS, seed=seed)
         return cls(algorithm.privacy or setting.protection, setting)
 
-    def plan(self, state: ServerState, cohort: Cohort) -> tuple[RunInRound, Plan]:
-        """The run in the round of a cohort, and who works with which weight."""
-        run = prepare(self.setting, state, cohort, self.setting.engine)
-        needs_losses = self.setting.algorithm.traits.needs_losses
-        losses = self.setting.engine.losses(state.params, cohort) if needs_losses else None
-        return make_plan(run, losses)
+    def answered(
+        self, state: ServerState, cohort: Cohort, losses: Tensor | None = None, sent: Tensor | None = None
+    ) -> tuple[Ask | None, ServerState]:
+        """A round whose losses, or whose updates, are these: what it asked for an update, and the state after it."""
+        asked: list[Ask] = []
 
-    def combine(self, state: ServerState, run: RunInRound, plan: Plan, sent: Tensor | None = None) -> Combined:
-        """The round's total, as the protection finds it."""
-        return self.setting.protection.combine(state, self.setting.engine, run.solver, plan, sent)
+        def answer(ask: Ask) -> Any:
+            if ask.what == "loss" and losses is not None:
+                return losses
+            if ask.what == "update" and ask.fold is not None:
+                asked.append(ask)
+                if sent is not None:
+                    return ask.fold.of(as_local_work(sent[: len(ask.clients)], state.params), ask.clients.shares)
+            return answer_all(self.setting.engine, [ask])[0]
+
+        (ended,) = together(lambda asks: [answer(ask) for ask in asks], [one_round(self.setting, state, lambda: cohort)])
+        if isinstance(ended, Diverged):
+            raise ended
+        return (asked[0] if asked else None), committed(self.setting, ended[0])
 
     def cohort_of_several(self) -> Cohort:
         """The first cohort with two clients or more; Poisson sampling may draw fewer."""
-        cohorts = (draw_cohort(self.setting, index) for index in itertools.count())
+        cohorts = (self.setting.draw(index) for index in itertools.count())
         return next(cohort for cohort in cohorts if len(cohort) > 1)
 
 
@@ -217,25 +230,21 @@ def _check_weights(run: ProtectedRounds) -> None:
         if not protection.in_the_open:
             cases += [torch.tensor([math.nan] + [1.0] * (len(cohort) - 1), dtype=torch.float64)]
     for losses in cases:
-        with unchanged(run.part, "weigh", losses=losses, state=state.risk, cohort=cohort):
-            risk, denominator = protection.weigh(cohort, losses, state.risk)
-        case = f"weights {risk.weights.tolist()}, losses {losses if losses is None else losses.tolist()}"
-        hold(risk.weights.shape == (len(cohort),), run.part, "there is one weight per client", case)
-        hold(is_finite(risk.weights), run.part, "weights are finite", case)
-        hold((risk.weights >= 0).all(), run.part, "weights are not negative", case)
-        good = denominator is None or 0 < denominator < math.inf
-        hold(good, run.part, "the denominator is positive and finite", denominator)
+        with unchanged(run.part, "a round", losses=losses, state=state, cohort=cohort):
+            ask, after = run.answered(state, cohort, losses)
+        weights = torch.zeros(0) if ask is None else ask.clients.shares
+        case = f"weights {weights.tolist()}, losses {losses if losses is None else losses.tolist()}"
+        hold(is_finite(weights), run.part, "weights are finite", case)
+        hold((weights >= 0).all(), run.part, "weights are not negative", case)
+        hold(is_finite(after.params), run.part, "the model stays finite", case)
 
 
 def _check_round(run: ProtectedRounds, state: ServerState, cohort: Cohort | None = None) -> ServerState:
     """The state after one round of the drawn cohort, or of a given one; neither the state nor the cohort is written to."""
-    cohort = draw_cohort(run.setting, state.round) if cohort is None else cohort
+    cohort = run.setting.draw(state.round) if cohort is None else cohort
     law = "a round without clients is handled" if len(cohort) == 0 else "the model stays finite"
     with unchanged(run.part, "a round", state=state, cohort=cohort), without_error(run.part, law):
-        (outcome,) = run_round([run.setting], [state], [cohort], run.setting.engine)
-        if isinstance(outcome, Diverged):
-            raise outcome
-    return outcome[0]
+        return play(run.setting, state, cohort)[0]
 
 
 def _check_clipping(run: ProtectedRounds, bound: float, rounding: float) -> None:
@@ -244,18 +253,18 @@ def _check_clipping(run: ProtectedRounds, bound: float, rounding: float) -> None
     Rounding to a grid may add a share of the bound that does not depend on the client's weight: its rounding, and that of the
     others, whose draws follow. With 16 steps per bound and √D it is about √K/32 for K clients.
     """
-    state = run.setting.begin()
-    working, plan = run.plan(state, run.cohort_of_several())
-    if len(plan.workers) == 0:  # nobody reaches the tail
+    state, cohort = run.setting.begin(), run.cohort_of_several()
+    asked, _ = run.answered(state, cohort)
+    if asked is None:  # nobody reaches the tail
         return
     gen = torch_generator(run.setting.seed, "check_protection")
-    sent = 0.01 * torch.randn(len(plan.workers), len(state.params), generator=gen, dtype=state.params.dtype)
+    sent = 0.01 * torch.randn(len(asked.clients), len(state.params), generator=gen, dtype=state.params.dtype)
     silent, huge = sent.clone(), sent.clone()
     silent[0], huge[0] = 0.0, 1e6 * sent[0]
-    first, repeated, moved = (run.combine(state, working, plan, each).total for each in (silent, silent, huge))
+    first, repeated, moved = (run.answered(state, cohort, sent=each)[1].params for each in (silent, silent, huge))
     if not torch.equal(first, repeated):  # noise that no seed repeats hides what one client moves
         return
-    allowed = bound * (float(plan.weights[0]) + rounding / plan.denominator)
+    allowed = bound * float(asked.clients.shares[0]) * (1 + rounding)
     distance = float((moved - first).norm())
     hold(distance <= allowed, run.part, "one client moves the total by at most its clip bound", (distance, allowed))
 
@@ -264,14 +273,13 @@ def _check_noiseless(run: ProtectedRounds, tolerance: float) -> None:
     """The total without noise is Σ weights · updates of the plain run; where weights have no fixed sum, over their sum."""
     state = run.setting.begin()
     for _ in range(ROUNDS):
-        working, plan = run.plan(state, draw_cohort(run.setting, state.round))
-        if len(plan.workers):
-            with unchanged(run.part, "combine", state=state, plan=plan):
-                combined, repeated = (run.combine(state, working, plan) for _ in range(2))
-            hold(equal_values(replace(combined, work=None), replace(repeated, work=None)), run.part, "combining repeats")
+        cohort = run.setting.draw(state.round)
+        (asked, after), (_, repeated) = (run.answered(state, cohort) for _ in range(2))
+        if asked is not None:
+            hold(torch.equal(after.params, repeated.params), run.part, "a round repeats")
             rule, only_sums = run.setting.algorithm.aggregator, run.setting.algorithm.traits.privacy.only_sums
-            weights = plan.weights / plan.weights.sum() if only_sums else plan.weights
-            plain = run.setting.engine.summed_update(state.params, plan.workers, working.solver, weights, rule)
+            weights = asked.clients.shares / asked.clients.shares.sum() if only_sums else asked.clients.shares
+            plain = run.setting.engine.summed_update(state.params, asked.clients, asked.rule, weights, rule)
             law = "without noise the total is that of the plain run under the same weights"
-            agree(run.part, law, combined.total, plain.update, tolerance)
+            agree(run.part, law, after.params - state.params, plain.update, tolerance)
         state = _check_round(run, state)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise.aggregators.stages import leaves_out
 from equipoise.algorithm import LINEAR_OR_NOT
 from equipoise.core.abilities import read
 from equipoise.core.rng import torch_generator
@@ -36,7 +37,6 @@ from equipoise.runs.own_parts import (
 from equipoise.runs.state_rules import FINITE, FINITE_CURE, LINEAR_CURE, NO_LINEAR_STATE, SAME_AGAIN, SAME_CURE
 from equipoise.runs.step_laws import broken_server_law, memory_of_server
 from equipoise.runs.tried_calls import close, copied, or_none
-from equipoise.server_step import leaves_out
 from equipoise.testing.laws import (
     accepts,
     agree,

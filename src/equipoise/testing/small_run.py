@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from inspect import isgenerator
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from equipoise.core.rng import torch_generator
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
+from equipoise.engines.answers import answer_all
 from equipoise.errors import EquipoiseNotice
 from equipoise.models import Softmax
 from equipoise.runs.setup import Setting, set_up
@@ -72,4 +74,12 @@ def prepare_solver(solver: LocalSolver, engine: Engine, params: Tensor, cohort: 
     prepare = solver_traits(solver).prepare
     if prepare is None:
         return solver
-    return prepare(RoundContext(engine, params, cohort, cohort.weights, lambda purpose: cohort, layout), None)[0]
+    made = prepare(RoundContext(params, cohort, cohort.weights, lambda purpose: cohort, layout), None)
+    while isgenerator(made):
+        answer = None
+        try:
+            while True:
+                (answer,) = answer_all(engine, [made.send(answer)])
+        except StopIteration as end:
+            made = end.value
+    return made[0]

@@ -14,7 +14,7 @@ from equipoise.types.metric_contracts import MetricTraits
 from equipoise.types.observer_contracts import Observer
 from equipoise.types.own_claims import OWN
 from equipoise.types.personal_contracts import Personalisation, PersonalTraits, PersonalWork
-from equipoise.types.privacy_contracts import ClipRule, Combined, Privacy, PrivacyTraits, Protection, RunSize
+from equipoise.types.privacy_contracts import ClipRule, Privacy, PrivacyTraits, Protection, RunSize
 from equipoise.types.risk_contracts import ClientRisk, QuantileSource, QuantileTraits, RiskTraits
 from equipoise.types.round_values import Cohort, Job, LocalWork, Pull, RiskValue, RoundReport, SentUpdates, ServerState
 from equipoise.types.sampler_contracts import Sampler, SamplerTraits
@@ -30,7 +30,7 @@ __all__ = [  # noqa: RUF022 (in the order of the reference)
     "Aggregator", "AggregatorTraits", "ServerOptimizer", "ServerTraits", "Averaging",
     "Sampler", "SamplerTraits",
     "Personalisation", "PersonalTraits", "SolverMemory", "PersonalWork",
-    "RunSize", "Privacy", "PrivacyTraits", "Combined", "Protection", "ClipRule",
+    "RunSize", "Privacy", "PrivacyTraits", "Protection", "ClipRule",
     "Attack", "AttackTraits",
     "Engine", "EngineTraits", "LookAheadEngine", "RoundUnderWay", "MeasuredChoice", "Network", "MetricTraits",
     "Observer",

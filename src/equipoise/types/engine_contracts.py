@@ -80,6 +80,7 @@ class EngineTraits:
     look_ahead: LookAheadEngine | None = None  # if the next round can begin while one is under way
     expect: Callable[[Tensor], None] | None = None  # told positions of the next round's clients, to read their examples ahead
     network: Network | None = None  # if clients are on other machines
+    stages: Sequence[Any] = ()  # of every round that it answers
     measured: MeasuredChoice | None = None  # if the engine measures what is fastest
     explain: Callable[..., str] | None = None  # how local work is done, and why
     # (params (D,) or own models (n, D), clients, metrics, positions (n,)): each metric of each client, (M, n)

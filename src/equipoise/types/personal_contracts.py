@@ -79,6 +79,9 @@ class PersonalWork(Protocol):
     def work(self, state: Any, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Any:
         """The state after a round's personal work of the whole cohort."""
 
+    def commit(self, state: Any) -> Any:
+        """Write the rows of a round that is finished: the state after it."""
+
     def losses(self, state: Any, params: Tensor, cohort: Cohort) -> Tensor | None:
         """The losses (K,) that the risk sees, if they are not those of the shared model."""
 

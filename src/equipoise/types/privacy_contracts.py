@@ -6,19 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from torch import Tensor
-
-from equipoise.types.round_values import Cohort, LocalWork, RiskValue, ServerState
-from equipoise.types.solver_contracts import LocalSolver
-
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
     from equipoise.privacy.accounting import Spent
     from equipoise.privacy.ledger import Ledger
     from equipoise.privacy.observer_table import PrivacyTable
     from equipoise.privacy.release_book import ReleaseBook
-    from equipoise.round import Plan
-    from equipoise.types.engine_contracts import Engine
+    from equipoise.types.round_contracts import Stage
 
 
 @dataclass(frozen=True)
@@ -62,21 +56,8 @@ class PrivacyTraits:
         return self.only_sums or self.noise == "distributed"
 
 
-@dataclass(frozen=True, eq=False)
-class Combined:
-    """The local work of a round, aggregated: the total (D,), and the next states of the aggregator and the protection."""
-
-    total: Tensor  # (D,) the aggregated update
-    work: LocalWork | None  # None where the server does not see it
-    aggregator: Any = None  # its next state
-    privacy: Any = None  # the next state of the protection
-    carried: Tensor | None = None  # (C,) the mean of clients' carried values, as they are averaged; None: they stay
-    mass: float | None = None  # what the plan's weights of the clients in a secure sum add up to; None: by who has arrived
-    lost: bool = False  # whether the round's sum was lost, so that the total stands for nobody's work
-
-
 class Protection(Protocol):
-    """How a run finds weights and sums: in the open (`round.Unprotected`), by secure sums, or with noise.
+    """How a run finds weights and sums: in the open (`privacy.unprotected`), by secure sums, or with noise.
 
     Law: infinite clip and zero noise equal the plain run with the same weights and denominator, bit for bit (central noise).
     """
@@ -96,11 +77,8 @@ class Protection(Protocol):
     def begin(self) -> Any:
         """The state before the first round."""
 
-    def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float | None]:
-        """The cohort's risk, and the number that weights are divided by (None: their sum). `state` is the risk's."""
-
-    def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
-        """The local work of a round and its total. `sent` (K, D) are updates that clients made without the solver."""
+    def stages(self, run: Any) -> Sequence[Stage]:
+        """The features of a round that protect; none for a run in the open."""
 
     def epsilon_after(self, rounds: int) -> float | None:
         """ε for whoever receives the models of the first `rounds` rounds; None without differential privacy."""

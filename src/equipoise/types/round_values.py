@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -14,21 +15,42 @@ from equipoise.core.carried import join_model
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """The clients of one round: positions in the training set, base weights that sum to 1, inclusion probabilities."""
+    """Some clients of one round: positions in the training set, base weights, and columns that travel with them by name.
+
+    Engines know the columns `effort` (epochs or steps that each client gets done), `rows` (what each has kept for its solver),
+    `prox` (the strength of its pull to the round's model) and `shares` (π_k, its weight in the aggregate, for attacks).
+    """
 
     round: int  # counted from 0
     seed: int  # of the run
     clients: Tensor  # (K,) int64, positions in data.train
     weights: Tensor  # (K,) float64, sums to 1 over the cohort as it was drawn
     inclusion: Tensor | None  # (K,) float64, the probability with which each client enters a cohort; None: not known
-    effort: Tensor | None = None  # (K,) int64, epochs (or steps) that each client gets done; None: all of the solver's
-    rows: Tensor | None = None  # (K, width), what each client has kept for its solver since its last round
+    columns: Mapping[str, Tensor] = field(default_factory=dict)  # (K, …) each
     rate_of: int | None = None  # the round whose learning rate holds; None: this one's
-    prox: Tensor | None = None  # (K,), the strength with which each client is pulled to the round's model; None: by the solver
-    shares: Tensor | None = None  # (K,) π_k, the weights of the aggregate, for attacks; None: nobody asks, or not known
 
     def __len__(self) -> int:
         return self.clients.shape[0]
+
+    @property
+    def effort(self) -> Tensor | None:
+        """How much each client gets done, (K,) int64; None: all of the solver's."""
+        return self.columns.get("effort")
+
+    @property
+    def rows(self) -> Tensor | None:
+        """What each client has kept for its solver since its last round, (K, width)."""
+        return self.columns.get("rows")
+
+    @property
+    def prox(self) -> Tensor | None:
+        """The strength with which each client is pulled to the round's model, (K,); None: by the solver."""
+        return self.columns.get("prox")
+
+    @property
+    def shares(self) -> Tensor | None:
+        """The clients' weights in the aggregate, (K,); None: nobody asks, or not known."""
+        return self.columns.get("shares")
 
     @property
     def rate_round(self) -> int:
@@ -39,12 +61,16 @@ class Cohort:
         """The cohort for work after the last round: at the learning rate of that round, since this one never takes place."""
         return replace(self, rate_of=max(self.round - 1, 0))
 
+    def having(self, **columns: Tensor | None) -> Cohort:
+        """The cohort with these columns; None takes one away."""
+        both = {**self.columns, **columns}
+        return replace(self, columns={name: column for name, column in both.items() if column is not None})
+
     def take(self, keep: Tensor) -> Cohort:
         """The sub-cohort at a boolean mask or positions; base weights are kept as they are."""
-        own = (self.inclusion, self.effort, self.rows, self.prox, self.shares)
-        inclusion, effort, rows, prox, shares = (None if each is None else each[keep] for each in own)
-        chosen = self.clients[keep], self.weights[keep], inclusion
-        return Cohort(self.round, self.seed, *chosen, effort, rows, self.rate_of, prox, shares)
+        columns = {name: column[keep.to(column.device)] for name, column in self.columns.items()}
+        inclusion = None if self.inclusion is None else self.inclusion[keep]
+        return Cohort(self.round, self.seed, self.clients[keep], self.weights[keep], inclusion, columns, self.rate_of)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +92,9 @@ class LocalWork:
     carried: Tensor | None = None  # as carried values are averaged: (K, C), NaN where none count; or (C,), their mean
     rows: Tensor | None = None  # (K, width), what each client keeps for its solver until its next round; it is not sent
     carried_mass: float = 0.0  # the sum of the weights that a mean of carried values (C,) is over
+    mass: float | None = None  # what the weights of the clients in a secure sum add up to; None: by who has arrived
+    told: bool = True  # whether the server sees single clients' norms and losses
+    params: Tensor | None = None  # (D,) the next parameters, where the engine has taken the server's step
 
     @cached_property
     def arrived(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -106,6 +135,10 @@ class ServerState:
     carried: Tensor | None = None  # (C,) values that training changes besides parameters; None: the model has none
     kept: Any = None  # (n,) where the rows are that clients keep for the solver
     flights: Any = None  # the jobs of clients that are still at work, where these come and go
+
+    def having(self, changed: Mapping[str, Any]) -> ServerState:
+        """The state with these fields."""
+        return replace(self, **changed) if changed else self
 
     @property
     def model(self) -> Tensor:

@@ -133,8 +133,11 @@ class SolverMemory(Protocol):
     def change(self, places: Tensor, clients: Tensor, rows: Tensor) -> Tensor:
         """By what the rows of clients at positions (K,) have changed, (K, width), given the `rows` of their work."""
 
-    def write(self, places: Tensor, workers: Cohort, work: LocalWork | None) -> Tensor:
-        """The places after a round's work."""
+    def after(self, places: Tensor, workers: Cohort, work: LocalWork) -> Any:
+        """The rows after a round's work, not yet written down."""
+
+    def write(self, pending: Any) -> Tensor:
+        """Write the rows of a round that is finished: the places after it."""
 
     def flush(self) -> None:
         """Bring the rows to disk, before a checkpoint is written."""

@@ -30,6 +30,7 @@ from equipoise.engines.flower.apps import left_out
 from equipoise.engines.flower.apps.members import Member
 from equipoise.engines.flower.apps.run_control import RunControl
 from equipoise.engines.flower.apps.welcome import Welcome
+from equipoise.engines.flower.lost_clients import Present
 from equipoise.engines.flower.node_scores import NodeScores
 from equipoise.engines.flower.personal.remote_work import RemotePersonalWork
 from equipoise.engines.flower.personal.solver_memory import RemoteRows, kept_values
@@ -53,8 +54,8 @@ from equipoise.engines.flower.transport.part_messages import pack_part
 from equipoise.errors import EquipoiseError, notify
 from equipoise.personal.context import PersonalContext
 from equipoise.privacy.protected import Protected
-from equipoise.runs.normalised_work import steps_of
 from equipoise.runs.standing_out import TOO_LONG, extremes
+from equipoise.solvers.batches import steps_of
 from equipoise.solvers.prepared import GRADIENT
 from equipoise.types import (
     Aggregator,
@@ -68,6 +69,7 @@ from equipoise.types import (
     RoundReport,
     ServerState,
 )
+from equipoise.types.round_contracts import Stage
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
@@ -140,6 +142,11 @@ class FlowerEngine(Engine):
         self.round = RoundAtHand()
         self.scores = NodeScores(self)
         self.tries: list[str] = []  # why the round was tried again, each time
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Clients may be lost in a round."""
+        return (Present(self),)
 
     @property
     def network(self) -> FlowerEngine:

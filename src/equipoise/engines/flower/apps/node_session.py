@@ -181,7 +181,7 @@ class NodeSession:
             raise BadMessage("its 'prox' is no strength of a pull")
         strength = None if prox is None else torch.tensor([float(prox)], dtype=torch.float64)
         alone = torch.zeros(1, dtype=torch.int64)
-        return Cohort(self.request.round, self.seed, alone, one, one.clone(), effort, prox=strength)
+        return Cohort(self.request.round, self.seed, alone, one, one.clone()).having(effort=effort, prox=strength)
 
     @property
     def rows(self) -> KeptRows:

@@ -6,7 +6,6 @@ folder of its owner's, has lost its row: it begins again with zeros and says so.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,9 +44,9 @@ class RemoteRows:
         """By what the rows of clients have changed, (K, width): the engine finds it from their updates."""
         return rows
 
-    def write(self, places: Tensor, workers: Cohort, work: LocalWork | None) -> Tensor:
+    def after(self, places: Tensor, workers: Cohort, work: LocalWork) -> Tensor:
         """The places after a round's work: of clients whose update was taken, or was in the secure sum."""
-        if work is not None:
+        if work.told:
             arrived = torch.from_numpy(work.arrived)
         else:
             counted = self.engine.round.counted
@@ -55,6 +54,10 @@ class RemoteRows:
         after = places.clone()
         after[workers.clients[arrived]] = workers.round + 1
         return after
+
+    def write(self, places: Tensor) -> Tensor:
+        """The nodes have written their rows."""
+        return places
 
     def flush(self) -> None:
         """Nothing: each node writes its own row."""
@@ -85,7 +88,7 @@ class NodeWork:
             self.lost = self.since > 0 and found is None
             begin = torch.zeros(width, dtype=torch.promote_types(dtype, torch.float32))
             self.row = begin if found is None else found
-            cohort = replace(cohort, rows=self.row.unsqueeze(0))
+            cohort = cohort.having(rows=self.row.unsqueeze(0))
         self.work = session.engine.updates(session.params, cohort, self.solver)
 
     def keep(self, *, counts: bool = True) -> None:

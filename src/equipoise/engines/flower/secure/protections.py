@@ -7,10 +7,10 @@ histogram, exact or with noise. The iteration of privacy.SecureSums is refused: 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -35,17 +35,17 @@ from equipoise.privacy.private_quantile import (
     quantile_of_sum,
     safe_modulus,
 )
-from equipoise.privacy.protected import Protected, ProtectedSums
+from equipoise.privacy.protected import Protected
 from equipoise.privacy.release_book import ReleaseBook
 from equipoise.privacy.secure_aggregate import mean_of_sum, secure_row_length, tail_is_large_enough
 from equipoise.privacy.secure_histogram import require_equal_weights
 from equipoise.privacy.secure_sum import centred, required_modulus
-from equipoise.types import Cohort, Combined, Engine, LocalSolver, RiskValue, RunSize, ServerState
+from equipoise.types import Cohort, LocalWork, RunSize
+from equipoise.types.round_contracts import UNKNOWN, Kept, Stage, View, Weights
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
     from equipoise.engines.flower.flower_engine import FlowerEngine
-    from equipoise.round import Plan
 
 WIDE, COUNTS = 1 << 62, 1 << 32  # the modulus of sums of few numbers, and of counts
 SKIPPED = (
@@ -58,19 +58,21 @@ def mask_sums(engine: FlowerEngine, protection: Protected, algorithm: Algorithm)
     """The protection of a run that asks for secure sums alone, with masked sums over the network."""
     refuse_on_nodes(algorithm)
     if protection.noise is None:
-        sums: ProtectedSums = NetworkSecureSums(engine, algorithm, protection.own_book)
-        return replace(protection, sums=sums, evaluates_by_sums=True)
+        sums: Stage = NetworkSecureSums(engine, algorithm, protection.own_book)
+        return replace(protection, sums=(sums,), evaluates_by_sums=True)
     survivors = find_fewest_survivors(engine, protection.noise)
     noise = recalibrate_noise(protection.noise, survivors)
     sums = NetworkPrivateSums(engine, noise, max(survivors, noise.fewest))
-    return replace(protection, sums=sums, noise=noise, evaluates_by_sums=True)
+    return replace(protection, sums=(sums,), noise=noise, evaluates_by_sums=True)
 
 
 # --------------------------------------------------------------------------------------------------------- secure aggregation
 
 
-class NetworkSecureSums:
+class NetworkSecureSums(Stage):
     """The weights and sums of secure aggregation with real masks: losses, tails and updates stay with the clients."""
+
+    name: ClassVar[str] = "risk"
 
     def __init__(self, engine: FlowerEngine, algorithm: Algorithm, book: ReleaseBook) -> None:
         self.privacy, self.book = cast(SecureAggregation, algorithm.privacy), book
@@ -80,20 +82,21 @@ class NetworkSecureSums:
         self.lengths = int(normalised.normalises is not None and normalised.steps is None)  # numbers for the mean of lengths
         self.eta, self.kept = math.nan, 0  # the quantile that is out in this round, and how many clients reach it
 
-    def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float]:
+    def weights(self, view: View) -> Weights:
         """Base weights for all, as nobody but a client knows its own; for Δ-FL the histogram of losses is found first.
 
         If too few clients are in the tail, all weights are 0 and the sum of updates is not asked for. So it is where a sum of
         this round was asked for before and lost: the difference of two such sums may be one client's.
         """
-        weights, unknown = cohort.weights * len(cohort), torch.tensor(float("nan"))
+        cohort, losses = view.cohort, view.losses
+        weights = cohort.weights * len(cohort)
         update = PlannedSum("update", secure_row_length(self.engine.task) + self.lengths, self.privacy.modulus)
         if self.book.is_lost(cohort.round, ("histogram", "update")):
             self.engine.round.reported["skipped"] = SKIPPED
-            return RiskValue(unknown, torch.zeros_like(weights), state), 1.0
+            return Weights(UNKNOWN, torch.zeros_like(weights), 1.0)
         if self.risk.client_form != "filter":
             self.round.begin(cohort, [update], self.engine.round.params if losses is not None else None)
-            return RiskValue(unknown, weights, state), 1.0
+            return Weights(UNKNOWN, weights, 1.0)
         histogram = self.quantile.histogram
         if histogram is None:
             raise IncompatibleParts(f"{self.risk.quantile!r} is no histogram by secure sums.", USE_HISTOGRAM)
@@ -115,31 +118,43 @@ class NetworkSecureSums:
             few = f"the tail has {self.kept} of at least {self.privacy.fewest} clients, and its sum would say too much of them"
             self.engine.round.reported["skipped"] = few
             weights = torch.zeros_like(weights)
-        return RiskValue(unknown, weights, state), 1.0
+        return Weights(UNKNOWN, weights, 1.0)
 
     def _begin(self, round_index: int, purpose: str, fewest: int) -> None:
         require_first(self.book.begin_exact(round_index, purpose), round_index, purpose)
 
-    def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
-        """Σ w_k u_k / Σ w_k over the clients that are left, both of one masked sum."""
-        weights = dict(zip(self.engine.names(plan.workers), plan.weights.tolist(), strict=True))
+    def answer(self, view: View) -> LocalWork | None:
+        """Σ w_k u_k / Σ w_k over the clients that are left, both of one masked sum; None if it was lost."""
+        if not len(view.workers):
+            return None
+        weights = dict(zip(self.engine.names(view.workers), view.workers.shares.tolist(), strict=True))
         public = self.eta if self.risk.client_form == "filter" else float(self.privacy.loss_bound or 0)
         base = {"kind": "update", "step": self.privacy.step, "public": public, "kept": self.kept}
-        asked = {client: {**base, "base": weights.get(client, 0.0)} for client in self.engine.names(plan.cohort)}
+        asked = {client: {**base, "base": weights.get(client, 0.0)} for client in self.engine.names(view.cohort)}
         task = self.engine.task
         try:
-            total, _ = self.round.updates(plan.cohort, plan.workers, asked.__getitem__, state.model, solver)
+            total, _ = self.round.updates(view.cohort, view.workers, asked.__getitem__, view.state.model, view.rule)
         except TooFewClients:
-            if not self.book.begun(plan.cohort.round, "update"):
+            if not self.book.begun(view.cohort.round, "update"):
                 raise
             self.engine.round.reported["skipped"] = SKIPPED
-            return Combined(torch.zeros_like(state.params), None, state.aggregator, lost=True)  # it is not asked for again
+            return None  # it is not asked for again
         carried, numbers = mean_of_sum(total.double() * self.privacy.step, secure_row_length(task) - task.layout.dimension - 1)
         mass, values = float(numbers[-1]), numbers[: task.layout.dimension]
         mean = values / mass if mass > 0 else torch.zeros_like(values)
         if self.lengths and mass > 0:  # FedNova: Σ w u/a / Σ w times the mean length Σ w a / Σ w
             mean = mean * (float(numbers[-2]) / mass)
-        return Combined(mean.to(state.params), None, state.aggregator, carried=carried, mass=mass)
+        return replace(unseen(mean.to(view.state.params)), carried=carried, mass=mass)
+
+    def tell(self, view: View) -> Mapping[str, Any]:
+        """A round whose sum was lost has trained nobody."""
+        return {"trained": 0} if view.answer is None and len(view.workers) else {}
+
+
+def unseen(total: Tensor) -> LocalWork:
+    """The work of a round of which the server sees its total alone."""
+    nothing = torch.zeros(0, dtype=torch.float64)
+    return LocalWork(total, nothing, nothing, told=False)
 
 
 # ------------------------------------------------------------------------------------------------ distributed privacy
@@ -161,12 +176,14 @@ def recalibrate_noise(noise: NoisePlan, survivors: int) -> NoisePlan:
     return NoisePlan(privacy, noise.algorithm, size)
 
 
-class NetworkPrivateSums:
+class NetworkPrivateSums(Stage):
     """Distributed differential privacy end to end: clients clip, round and add their share of noise, and only sums are seen.
 
     Shares are calibrated to the fewest survivors that a sum may have. What is missing because clients were lost the server
     adds, for those who receive the model: its noise is always of as many shares.
     """
+
+    name: ClassVar[str] = "privacy"
 
     def __init__(self, engine: FlowerEngine, noise: NoisePlan, fewest: int) -> None:
         self.noise, self.engine = noise, engine
@@ -179,16 +196,21 @@ class NetworkPrivateSums:
         coin = {"rate": self.noise.expected / self.noise.clients} if self.noise.by_nodes else {}
         return {"kind": kind, **coin, **more}
 
-    def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float]:
+    def rule(self, view: View) -> Any:
+        """A solver whose rows follow what clients send knows by how much it is clipped."""
+        clipped = solver_traits(view.rule).with_sent_clip
+        return None if clipped is None else clipped(self.noise.privacy.clip)
+
+    def weights(self, view: View) -> Weights:
         """One for each client, as nobody but a client knows its weight; and the number that the sum is divided by."""
-        ones, unknown = torch.ones(len(cohort), dtype=torch.float64), torch.tensor(float("nan"))
+        cohort, losses, ones = view.cohort, view.losses, torch.ones(len(view.cohort), dtype=torch.float64)
         update = PlannedSum("update", self.noise.dimension, self.noise.grid.modulus)
         self._public, self._contributors = None, self.noise.shares
         if self.noise.is_lost(cohort.round):
-            return RiskValue(unknown, torch.zeros_like(ones), state), self.noise.workers
+            return Weights(UNKNOWN, torch.zeros_like(ones), self.noise.workers)
         if losses is None:
             self.round.begin(cohort, [update], None)
-            return RiskValue(unknown, ones, state), self.noise.workers
+            return Weights(UNKNOWN, ones, self.noise.workers)
         first = self.noise.book.value(cohort.round, self.noise.first)
         if first is not None:  # released before this try of the round: it is not asked for again
             self.round.begin(cohort, [update], self.engine.round.params)
@@ -198,8 +220,8 @@ class NetworkPrivateSums:
             first = self._sum_weights(cohort, update)
         if self.noise.quantile is not None:
             self._public = float(first)
-            return RiskValue(unknown, ones), self.noise.workers
-        return RiskValue(unknown, ones, state), max(float(first), 1.0)
+            return Weights(UNKNOWN, ones, self.noise.workers)
+        return Weights(UNKNOWN, ones, max(float(first), 1.0))
 
     def _begin(self, round_index: int, purpose: str, fewest: int) -> None:
         """Write a release into the ledger, when all is there but what unmasks it."""
@@ -259,29 +281,20 @@ class NetworkPrivateSums:
         """
         return len(set(self.engine.round.drawn) - self.engine.messenger.refusing) < self.round.fewest
 
-    def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
-        """The sum of clipped updates with noise, divided by a number fixed in advance."""
-        grid, params, privacy, quantile = self.noise.grid, state.params, self.noise.privacy, self.noise.quantile
+    def answer(self, view: View) -> LocalWork | None:
+        """The sum of clipped updates with noise, divided by a number fixed in advance; None if it was lost."""
+        grid, params, privacy, quantile = self.noise.grid, view.state.params, self.noise.privacy, self.noise.quantile
         variance = grid.variance if grid.sigma > 0 else Fraction(0)
         bound = quantile.bound if quantile is not None else float(privacy.loss_bound or 0)
         ask = self._ask(
             "private update", clip=privacy.clip, step=grid.step, norm_bound=grid.norm_bound,
             variance=variance.as_integer_ratio(), bound=bound, public=self._public or 0.0,
         )  # fmt: skip
-        index, cohort = plan.cohort.round, plan.cohort.clients
-
-        def ended(total: Tensor, *, lost: bool = False) -> Combined:
-            weight = self.noise.round_weight(self._contributors)
-            after = state.privacy.after(cohort, clip=state.privacy.clip, weight=weight)
-            return Combined(total, None, state.aggregator, after, lost=lost)
-
-        if (clipped := solver_traits(solver).with_sent_clip) is not None:
-            solver = clipped(privacy.clip)
-
+        index = view.cohort.round
         try:
             if self.noise.is_lost(index):
                 raise TooFewClients(f"Round {index + 1}: a release was begun before, and what it gave is not known.")
-            total, survivors = self.round.updates(plan.cohort, plan.workers, lambda _: ask, params, solver)
+            total, survivors = self.round.updates(view.cohort, view.workers, lambda _: ask, params, view.rule)
         except TooFewClients:
             over = self.engine.round.last and self.noise.book.begun(index, self.noise.first)  # it is paid for, and ends
             over = over and not self.owners_refuse()
@@ -289,10 +302,20 @@ class NetworkPrivateSums:
                 raise  # of the update nothing is out yet: the round may be tried again
             self._contributors = min(self._contributors, self.round.fewest)
             self.engine.round.reported["skipped"] = SKIPPED
-            return ended(torch.zeros_like(params), lost=True)  # it is out, or may be: it is paid for, and not asked for again
+            return None  # it is out, or may be: it is paid for, and not asked for again
         self._end(index, "update", None, survivors)
         total = self._top_up(total, survivors, variance, grid.modulus, "update", index)
-        return ended((total.double() * (grid.step / plan.denominator)).to(params))
+        return unseen((total.double() * (grid.step / float(view.weights.over))).to(params))
+
+    def keep(self, view: View) -> Kept:
+        """Who took part, and what it cost them."""
+        private, weight = view.state.privacy, self.noise.round_weight(self._contributors)
+        return Kept(None, private.after(view.cohort.clients, clip=private.clip, weight=weight))
+
+    def tell(self, view: View) -> Mapping[str, Any]:
+        """What was spent; a round whose sum was lost has trained nobody."""
+        lost = {"trained": 0} if view.answer is None else {}
+        return {"epsilon": view.run.protection.epsilon_after(view.state.round + 1), **lost}
 
 
 def require_first(good: bool, round_index: int, purpose: str) -> None:

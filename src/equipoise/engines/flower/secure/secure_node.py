@@ -37,7 +37,7 @@ from equipoise.privacy.private_sums import client_weights
 from equipoise.privacy.random_source import RandomSource, SystemSource
 from equipoise.privacy.secure_aggregate import carried_rows
 from equipoise.privacy.secure_sum import EXACT, quantise
-from equipoise.runs.normalised_work import normalisers_of
+from equipoise.solvers.batches import normalisers_of
 from equipoise.types import AggregatorTraits, LocalSolver, QuantileTraits, RiskTraits
 
 MASKS, ROUND, COSTS = "equipoise.masks", "equipoise.round", "equipoise.costs"  # records of Flower's state

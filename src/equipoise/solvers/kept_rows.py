@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from equipoise.errors import EquipoiseError
-from equipoise.personal.store import ClientRows
+from equipoise.personal.store import ClientRows, PendingRows
 from equipoise.types import Cohort, LocalWork
 
 
@@ -56,12 +56,18 @@ class SolverRows:
         before = self.read(places, clients)
         return rows.to(before.dtype) - before
 
-    def write(self, places: Tensor, workers: Cohort, work: LocalWork | None) -> Tensor:
-        """The places after a round's work. The row of a client whose update could not be used stays as it was."""
-        if work is None or work.rows is None:
+    def after(self, places: Tensor, workers: Cohort, work: LocalWork) -> PendingRows | Tensor:
+        """The rows after a round's work, not yet written. That of a client whose update could not be used stays as it was."""
+        if work.rows is None:
             return places
         arrived = torch.from_numpy(work.arrived)
-        return self.file.write(places, workers.clients[arrived], work.rows[arrived])
+        return PendingRows(places, workers.clients[arrived], work.rows[arrived])
+
+    def write(self, pending: PendingRows | Tensor) -> Tensor:
+        """Write the rows of a round that is finished: the places after it."""
+        if isinstance(pending, Tensor):
+            return pending
+        return self.file.write(pending.places, pending.clients, pending.rows)
 
     def flush(self) -> None:
         """Write the rows to disk, before a checkpoint is written."""
