@@ -125,7 +125,7 @@ class PrivateSums(Stage):
 
     def tell(self, view: View) -> Mapping[str, Any]:
         """What was spent; a round whose sum was lost has trained nobody."""
-        lost = {"trained": 0} if view.fold is None else {}
+        lost: dict[str, Any] = {"trained": 0} if view.fold is None else {}
         return {"epsilon": view.run.protection.epsilon_after(view.state.round + 1), **lost}
 
     def _summed(

@@ -12,7 +12,7 @@ from torch import Tensor
 from equipoise.core.abilities import named_part, solver_traits
 from equipoise.core.numbers import are_weights, numbers
 from equipoise.errors import InvalidParameter
-from equipoise.types import ClientRisk, Cohort, RiskTraits
+from equipoise.types import ClientRisk, Cohort
 from equipoise.types.round_contracts import UNKNOWN, Ask, Kept, Stage, View, Weights
 
 
@@ -50,7 +50,7 @@ class OpenRisk(Stage):
     """The weights of a risk whose losses the server sees. A risk that needs no losses gets zeros."""
 
     risk: ClientRisk
-    traits: RiskTraits
+    traits: Any  # the risk's `RiskTraits`
 
     name: ClassVar[str] = "risk"
 
@@ -80,7 +80,7 @@ class OpenRisk(Stage):
 class ScaledStep(Stage):
     """A risk that scales the server's step (q-FFL): by what it makes of losses and norms of the updates that arrived."""
 
-    traits: RiskTraits
+    traits: Any  # the risk's `RiskTraits`
     linear: bool
 
     place: ClassVar[str] = "rescale"

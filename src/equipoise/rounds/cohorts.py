@@ -44,5 +44,5 @@ class Cohorts:
     def _draw(self, round_index: int, seed: int, *, keep_seed: bool = True) -> Cohort:
         run = self.run
         with named_part("sampler", run.sampler):
-            drawn = run.sampler(round_index, run.alpha, clients_per_round=run.clients_per_round, seed=seed)
+            drawn: Cohort = run.sampler(round_index, run.alpha, clients_per_round=run.clients_per_round, seed=seed)
         return replace(drawn, seed=run.seed) if keep_seed and seed != run.seed else drawn

@@ -52,7 +52,12 @@ def one_round(run: Any, state: ServerState, draw: Callable[[], Cohort]) -> Round
     after = replace(state, **{**view.after, "round": state.round + 1, "params": view.params})
 
     def tell(seconds: float) -> RoundReport:
-        told = {"round": state.round, "cohort": len(view.cohort), "trained": len(view.workers), "seconds": seconds}
+        told: dict[str, Any] = {
+            "round": state.round,
+            "cohort": len(view.cohort),
+            "trained": len(view.workers),
+            "seconds": seconds,
+        }
         told["run"] = run.name
         for stage in run.hooks["tell"]:
             told |= stage.tell(view)

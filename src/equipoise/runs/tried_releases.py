@@ -78,7 +78,8 @@ def _of_others(start: Callable[..., Any], tried: Algorithm, model: nn.Module, da
     model, source = copy.deepcopy(model).double(), torch.Generator().manual_seed(0)  # in which rounding does not count
     for values in model.parameters():  # away from points at which all losses are equal
         values.data += 0.1 * torch.randn(values.shape, generator=source, dtype=values.dtype).to(values)
-    setting, seen = start(model, _invented(data, source, without), tried), []
+    seen: list[Any] = []
+    setting = start(model, _invented(data, source, without), tried)
     protection = replace(setting.protection, sums=(Undivided(setting.noise, seen),))
     setting = replace(setting, protection=protection)
     state = setting.begin()

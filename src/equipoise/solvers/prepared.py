@@ -19,7 +19,7 @@ from equipoise.core.abilities import solver_traits
 from equipoise.core.params import ParameterLayout
 from equipoise.errors import InvalidParameter, require, require_integer, require_kind, require_number
 from equipoise.solvers.sgd import SGD
-from equipoise.types import Cohort, LocalSolver, SgdRule
+from equipoise.types import Cohort, LocalSolver, LocalWork, SgdRule
 from equipoise.types.round_contracts import Ask, Fold
 
 GRADIENT = SGD(lr=1.0, batch_size=None, steps=1)  # one full-batch step of length 1: the update is −∇F_k
@@ -42,7 +42,7 @@ class RoundContext:
 
 def mean_gradient(params: Tensor, cohort: Cohort) -> Generator[Ask, Any, Tensor]:
     """Asks for Σ weights_k ∇F_k(w) over a cohort, (D,), each gradient over all of the client's training data."""
-    work = yield Ask("update", params, cohort.having(shares=cohort.weights), GRADIENT, Fold(WeightedMean()))
+    work: LocalWork = yield Ask("update", params, cohort.having(shares=cohort.weights), GRADIENT, Fold(WeightedMean()))
     return -work.update
 
 

@@ -16,7 +16,7 @@ from equipoise.core.abilities import solver_traits
 from equipoise.errors import EquipoiseError, IncompatibleParts
 from equipoise.solvers.batches import normalisers_of, steps_of
 from equipoise.solvers.prepared import RoundContext
-from equipoise.types import Cohort, SolverTraits
+from equipoise.types import Cohort
 from equipoise.types.round_contracts import Kept, Stage, View
 
 
@@ -24,7 +24,7 @@ from equipoise.types.round_contracts import Kept, Stage, View
 class PreparedRule(Stage):
     """A solver that makes the rule of each round by what it asks."""
 
-    traits: SolverTraits
+    traits: Any  # the solver's `SolverTraits`
     always: bool  # also of a round that has drawn nobody
     hidden: bool  # whether clients are protected: then nobody may be asked, and nobody is named
 
@@ -105,14 +105,15 @@ class KeptRows(Stage):
 
     def commit(self, state: Any) -> Tensor:
         """Write the rows."""
-        return self.store.write(state)
+        rows: Tensor = self.store.write(state)
+        return rows
 
 
 @dataclass(frozen=True, eq=False)
 class Correction(Stage):
     """A correction that all clients share (SCAFFOLD's c, FedDyn's h), moved by what the round gave."""
 
-    traits: SolverTraits
+    traits: Any  # the solver's `SolverTraits`
     store: Any
     by_rows: bool  # whether the server sees every update, and takes their weighted mean
     hidden: bool  # whether single clients are protected

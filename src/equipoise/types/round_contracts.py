@@ -15,7 +15,6 @@ from torch import Tensor
 
 from equipoise.core.carried import mean_carried
 from equipoise.types.round_values import Cohort, LocalWork
-from equipoise.types.server_contracts import Aggregator
 
 if TYPE_CHECKING:
     from equipoise.runs.setup import Setting
@@ -27,6 +26,7 @@ UNKNOWN = torch.tensor(float("nan"))  # the value of a risk that nobody knows
 PLACES = ("decode", "combine", "noise", "divide", "rescale")
 
 
+LATER: Any = None  # what a round has not come to yet
 KINDS = ("loss", "own", "update")  # of questions, in the order in which rounds mostly ask them
 
 
@@ -42,21 +42,19 @@ class Map(NamedTuple):
 class Fold:
     """How the answers of clients become one: mapped on the client, then added up by a linear aggregator, or kept as rows."""
 
-    by: Aggregator | None  # linear; None: rows
+    by: Any  # an aggregator that is linear; None: rows
     maps: tuple[Map, ...] = ()
     step: float | None = None  # γ, if the next parameters are w + γ · total: an engine may take this step, too
 
     @property
-    def scales(self) -> Tensor | None:
+    def scales(self) -> Any:
         """By what each client's update is multiplied, (K,); None: by nothing."""
-        found: Tensor | None = next((each.numbers["by"] for each in self.maps if each.name == "scale"), None)
-        return found
+        return next((each.numbers["by"] for each in self.maps if each.name == "scale"), None)
 
     @property
-    def factors(self) -> Tensor | None:
+    def factors(self) -> Any:
         """By what each client's weight in the sum is multiplied, (K,); None: by nothing."""
-        found: Tensor | None = next((each.numbers["by"] for each in self.maps if each.name == "factor"), None)
-        return found
+        return next((each.numbers["by"] for each in self.maps if each.name == "factor"), None)
 
     def of(self, work: LocalWork, weights: Tensor) -> LocalWork:
         """Updates (K, D) of clients, one by one, mapped and added up under weights (K,), without what cannot be used."""
@@ -91,7 +89,7 @@ class Ask:
     model: Tensor  # (D,), followed by the carried values (C,) of a model that has any
     clients: Cohort
     rule: Any = None  # the local solver, or a client's own function
-    fold: Fold | None = None
+    fold: Fold = LATER  # of updates
 
 
 class Weights(NamedTuple):
@@ -99,7 +97,7 @@ class Weights(NamedTuple):
 
     value: Tensor  # (); NaN if it is not known
     each: Tensor  # (K,); 0: this client does not work
-    over: float | None = None  # fixed in advance; None: the sum over those who work
+    over: float = LATER  # fixed in advance; None: the sum over those who work
 
 
 class Kept(NamedTuple):
@@ -117,13 +115,13 @@ class View:
     state: Any  # the ServerState before the round
     cohort: Cohort
     rule: Any  # the local solver of this round
-    weights: Weights | None = None  # of the cohort
-    workers: Cohort | None = None  # those who work; their column `weight` is π_k
-    fold: Fold | None = None  # None: nobody is asked for an update
-    send: LocalWork | None = None  # (K, D) updates that are no work of the rule
-    answer: LocalWork | None = None  # None: nobody worked
-    total: Tensor | None = None  # (D,) the aggregated update; None: nothing moves
-    params: Any = None  # (D,) the next parameters
+    weights: Weights = LATER  # of the cohort
+    workers: Cohort = LATER  # those who work; their column `shares` is π_k
+    fold: Fold = LATER  # still None later: nobody is asked for an update
+    send: LocalWork = LATER  # (K, D) updates that are no work of the rule
+    answer: LocalWork = LATER  # still None later: nobody worked
+    total: Tensor = LATER  # (D,) the aggregated update; still None later: nothing moves
+    params: Tensor = LATER  # (D,) the next parameters
     after: Mapping[str, Any] = field(default_factory=dict)  # the next states of stages, by name
 
     @property
@@ -143,7 +141,7 @@ class Stage:
     """
 
     name: ClassVar[str] = ""  # of its state
-    pure: bool = False  # whether its hooks may be called early, or again: they note nothing, and wait for no number
+    pure: Any = False  # whether its hooks may be called early, or again: they note nothing, and wait for no number
     place: ClassVar[str] = "combine"  # of its `total` among those of other stages, one of PLACES
 
     def rule(self, view: View) -> Any:

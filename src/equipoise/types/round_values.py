@@ -33,7 +33,7 @@ class Cohort:
         return self.clients.shape[0]
 
     @property
-    def effort(self) -> Tensor | None:
+    def effort(self) -> Any:
         """How much each client gets done, (K,) int64; None: all of the solver's."""
         return self.columns.get("effort")
 
@@ -48,7 +48,7 @@ class Cohort:
         return self.columns.get("prox")
 
     @property
-    def shares(self) -> Tensor | None:
+    def shares(self) -> Any:
         """The clients' weights in the aggregate, (K,); None: nobody asks, or not known."""
         return self.columns.get("shares")
 

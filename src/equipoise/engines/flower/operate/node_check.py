@@ -219,7 +219,7 @@ class Checks:
         began = time.perf_counter()
         started = app.setup.start(self._context(), 0, node.data.classes)
         one = torch.ones(1, dtype=torch.float64)
-        cohort = Cohort(0, 0, torch.zeros(1, dtype=torch.int64), one, one.clone(), torch.ones(1, dtype=torch.int64))
+        cohort = Cohort(0, 0, torch.zeros(1, dtype=torch.int64), one, one.clone())
         params = started.task.layout.read(started.task.module)
         work = started.engine.updates(params, cohort, SGD(lr=0.01, batch_size=min(10, node.sizes["train"]), epochs=1))
         took, peak = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
