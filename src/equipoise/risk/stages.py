@@ -55,7 +55,7 @@ class OpenRisk(Stage):
     name: ClassVar[str] = "risk"
 
     @property
-    def pure(self) -> bool:
+    def pure(self) -> Any:
         """Whether the risk notes nothing outside its state."""
         return self.traits.pure
 

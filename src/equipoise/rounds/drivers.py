@@ -85,7 +85,7 @@ class InTurn:
         self.read_ahead(states[0].round + 1)
         with self.runs[0].engine_traits.round_context():
             outcomes = zip(self.runs, together(partial(answer_all, self.engine), self.rounds(states)), strict=True)
-            return [each if isinstance(each, Diverged) else self.finished(run, *each, began) for run, each in outcomes]
+            return [end if isinstance(end, Diverged) else self.finished(run, end[0], end[1], began) for run, end in outcomes]
 
     def read_ahead(self, following: int) -> None:
         """Read the examples of the cohorts of the following round ahead."""

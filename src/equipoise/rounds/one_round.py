@@ -52,13 +52,8 @@ def one_round(run: Any, state: ServerState, draw: Callable[[], Cohort]) -> Round
     after = replace(state, **{**view.after, "round": state.round + 1, "params": view.params})
 
     def tell(seconds: float) -> RoundReport:
-        told: dict[str, Any] = {
-            "round": state.round,
-            "cohort": len(view.cohort),
-            "trained": len(view.workers),
-            "seconds": seconds,
-        }
-        told["run"] = run.name
+        counts = {"cohort": len(view.cohort), "trained": len(view.workers)}
+        told: dict[str, Any] = {"round": state.round, "seconds": seconds, "run": run.name, **counts}
         for stage in run.hooks["tell"]:
             told |= stage.tell(view)
         return RoundReport(**told)

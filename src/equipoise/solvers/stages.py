@@ -52,7 +52,7 @@ class Stragglers(Stage):
 
     def cohort(self, view: View) -> Cohort:
         """The cohort with what each client gets done."""
-        efforts = solver_traits(view.rule).efforts
+        efforts: Any = solver_traits(view.rule).efforts
         return view.cohort.having(effort=efforts(view.cohort, view.run.data.train.keys[view.cohort.clients].cpu()))
 
     def workers(self, view: View) -> Cohort | None:
