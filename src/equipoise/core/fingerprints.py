@@ -21,36 +21,6 @@ import torch
 from torch import Tensor, nn
 
 _LIBRARIES = {"equipoise", "torch", "numpy"} | sys.stdlib_module_names
-_FORMER_MODULES = {  # of modules that were part of another one: checkpoints of before name their classes and functions by it
-    "equipoise.client_table": "equipoise.result",
-    "equipoise.core.per_example_losses": "equipoise.core.task",
-    "equipoise.core.task_trial": "equipoise.core.task",
-    "equipoise.data.column_kinds": "equipoise.data.schema",
-    "equipoise.data.column_rule": "equipoise.data.schema",
-    "equipoise.data.federated_data": "equipoise.data.clients",
-    "equipoise.data.label_range": "equipoise.data.clients",
-    "equipoise.data.packed_rows": "equipoise.data.clients",
-    "equipoise.data.target_rule": "equipoise.data.schema",
-    "equipoise.engines.simulator.simulator_options": "equipoise.engines.simulator.engine",
-    "equipoise.experiment.config_tables": "equipoise.experiment.config",
-    "equipoise.experiment.part_config": "equipoise.experiment.config",
-    "equipoise.experiment.train_options": "equipoise.experiment.config",
-    "equipoise.personal_models": "equipoise.result",
-    "equipoise.round_report": "equipoise.round",
-    "equipoise.run_record": "equipoise.result",
-    "equipoise.run_summary": "equipoise.result",
-    "equipoise.types.attack_contracts": "equipoise.types",
-    "equipoise.types.engine_contracts": "equipoise.types",
-    "equipoise.types.metric_contracts": "equipoise.types",
-    "equipoise.types.observer_contracts": "equipoise.types",
-    "equipoise.types.personal_contracts": "equipoise.types",
-    "equipoise.types.privacy_contracts": "equipoise.types",
-    "equipoise.types.risk_contracts": "equipoise.types",
-    "equipoise.types.round_values": "equipoise.types",
-    "equipoise.types.sampler_contracts": "equipoise.types",
-    "equipoise.types.server_contracts": "equipoise.types",
-    "equipoise.types.solver_contracts": "equipoise.types",
-}
 NO_PART_OF_FINGERPRINT = {"fingerprint": False}  # metadata of a field that changes no computation
 _STORES = frozenset(("STORE_GLOBAL", "STORE_DEREF", "DELETE_GLOBAL"))  # a name that code writes to is a note, no constant
 
@@ -214,8 +184,8 @@ def _is_of_library(module: str | None) -> bool:
 
 
 def _library_name(value: type | types.FunctionType) -> str:
-    """The full name of a function or class of a library; one of ours that has moved keeps the module that it was in before."""
-    return f"{_FORMER_MODULES.get(value.__module__, value.__module__)}.{value.__qualname__}"
+    """The full name of a function or class of a library."""
+    return f"{value.__module__}.{value.__qualname__}"
 
 
 def _names(code: types.CodeType) -> set[str]:

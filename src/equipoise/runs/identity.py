@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,10 +30,9 @@ if TYPE_CHECKING:
 START = "start weights"  # may differ: the checkpoint's hold
 DROPOUT = "dropout"  # how its masks are drawn, of a model that has any
 PYTHON = "version of Python"  # may differ: the code of functions is not compared then
-STOP, NO_STOP = "rule of early stopping", "none"
+STOP, NONE = "rule of early stopping", "none"
 METRICS = "metrics", "metrics' code"
 _OF_CODE = ("model's code", "loss's code", "error's code", "algorithm's own code", METRICS[1])
-_SEVERAL = (METRICS[0], "model's frozen parameters", "model's buffers", "training modes of frozen parts")
 NOISE = "privacy"
 _LONG = 120  # characters of a text that is shown whole
 
@@ -87,68 +87,31 @@ def run_key(setting: Setting) -> str:
     return hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def _rounds_of_noise(described: str) -> str:
-    """The number of rounds that noise is for, by what `describe` of its plan says; empty if it does not say it.
-
-    >>> _rounds_of_noise("DifferentialPrivacy(…) with …, for 20 rounds")
-    '20'
-    """
-    return described.rpartition(", for ")[2].removesuffix(" rounds") if described.endswith(" rounds") else ""
-
-
 def _name(function: object) -> str:
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def refuse_other_run(path: Path, saved: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
     """Refuse a checkpoint of another run, naming what differs; returns what to say of what may differ."""
-    rules = {STOP: NO_STOP}  # what a file without it means
-    saved, given = rules | dict(saved), rules | dict(given)
-    notes = []
-    if unknown := [name for name in given if name not in saved]:
-        raise CheckpointError(f"{path} does not say the {unknown[0]} of its run. Start a new run with another file.")
-    # Of the noise last: what else differs, such as the number of bins, is why it does.
-    for name, value in sorted(given.items(), key=lambda item: item[0] == NOISE):
-        if name == PYTHON or saved[name] == value:
+    other_python, notes = saved.get(PYTHON) != given.get(PYTHON), []
+    for name in sorted({*saved, *given}, key=lambda name: (name == NOISE, name in _OF_CODE)):  # last what others change, too
+        there, here = saved.get(name, NONE), given.get(name, NONE)
+        if there == here or name == PYTHON or (name in _OF_CODE and other_python):
             continue
         if name == START:
             notes.append("The model starts from other weights here than there; those of the checkpoint hold.")
             continue
-        if name in _OF_CODE and saved.get(PYTHON) != given.get(PYTHON):
-            continue
-        if name in _OF_CODE:
-            whose = "metrics" if name == METRICS[1] else name.removesuffix("'s code").removesuffix("'s own code")
-            raise CheckpointError(
-                f"{path} is the checkpoint of another run: the code or a constant of its {whose} differs from what it is here. "
-                "Give the same again, or start a new run with another file."
-            )
-        if name == NOISE:
-            there, here = (_rounds_of_noise(text) for text in (saved[name], value))
-            if there != here:
-                raise CheckpointError(
-                    f"{path} is the checkpoint of another run: its privacy is planned for {there} rounds, here for "
-                    f"{here}. A private run keeps its number of rounds. Give rounds = {there} again, or start a new run with "
-                    "another file."
-                )
-            there, here = _differing_parts(saved[name], value)
-            raise CheckpointError(
-                f"{path} is the checkpoint of another run: its noise is {there}, here it is {here}. Give the same privacy "
-                "again, or start a new run with another file."
-            )
-        there, here = _differing_parts(saved[name], value)
+        there, here = _from_where_they_differ(there, here)
         raise CheckpointError(
-            f"{path} is the checkpoint of another run: its {name} {'are' if name in _SEVERAL else 'is'} {there}, here "
-            f"{'they are' if name in _SEVERAL else 'it is'} {here}. Give the same again, or start a new run with another file."
+            f"{path} is the checkpoint of another run, which differs in {name}: {there} there, {here} here. Give the same again, "
+            "or start a new run with another file."
         )
-    if saved.get(PYTHON) != given.get(PYTHON):
-        notes.append(f"It was written with Python {saved[PYTHON]}, so that the code of functions is not compared.")
-    return notes
+    return [*notes, f"It was written with Python {saved.get(PYTHON, NONE)}: code is not compared."] if other_python else notes
 
 
-def _differing_parts(first: str, second: str) -> tuple[str, str]:
-    """Two long texts from where they begin to differ to where they are the same again, with some words around."""
+def _from_where_they_differ(first: str, second: str) -> tuple[str, str]:
+    """Two texts; of long ones some words from where they begin to differ."""
     if max(len(first), len(second)) < _LONG:
         return first, second
-    start = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
-    start = max(first.rfind("(", 0, start), first.rfind(", ", 0, start) + 1, 0)
-    return tuple(f"…{text[start : start + 60].strip()}…" for text in (first, second))  # type: ignore[return-value]
+    start = max(len(os.path.commonprefix([first, second])) - 20, 0)
+    return f"…{first[start : start + 80]}…", f"…{second[start : start + 80]}…"
