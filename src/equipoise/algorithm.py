@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from equipoise import aggregators, averaging, risk, sampling, server_opt, solvers
+from equipoise.compatibility import refuse
 from equipoise.core.abilities import AlgorithmTraits, algorithm_traits, is_of_user, is_part, read
 from equipoise.data.clients import ClientSet
-from equipoise.drift_rules import refuse_unfit_for_buffer, refuse_unfit_for_correction, refuse_unfit_for_normalising
-from equipoise.errors import IncompatibleParts, InvalidParameter, notify, require, require_kind
+from equipoise.errors import InvalidParameter, notify, require, require_kind
 from equipoise.types import (
     Aggregator,
     Averaging,
@@ -24,7 +24,6 @@ from equipoise.types import (
     Personalisation,
     Privacy,
     PrivacyTraits,
-    QuantileTraits,
     RiskTraits,
     Sampler,
     ServerOptimizer,
@@ -42,7 +41,7 @@ _CONTRACTS: dict[str, tuple[str, ...]] = {
     "sampler": ("__call__",),
     "averaging": ("begin", "update", "iterate"),
     "personal": ("width", "begin", "work", "models"),
-    "privacy": ("check",),
+    "privacy": ("protect",),
 }
 _HOMES = {"server": "server_opt", "sampler": "sampling", "solver": "solvers", "aggregator": "aggregators"}
 _OPTIONAL = ("sampler", "averaging", "personal", "privacy")
@@ -107,60 +106,11 @@ class Algorithm:
                 raise InvalidParameter(part.name, rule, value, fix)
         require(self.weights in (None, "examples", "uniform"), "weights", 'must be "examples", "uniform" or None', self.weights)
         traits = self.traits
-        if traits.sampler.by_weight and self.weights == "uniform":
-            raise IncompatibleParts(
-                "sampling.Proportional() draws clients by their base weights, which weights='uniform' makes equal.",
-                "Use sampling.Uniform() with weights='uniform', or weights='examples'.",
-            )
-        if traits.sampler.by_nodes and not (self.private and traits.privacy.sums_alone):
-            raise IncompatibleParts(
-                f"{self.sampler!r} has nodes keep to themselves who takes part, and they need noise of their own to hide it.",
-                'Use privacy=privacy.DifferentialPrivacy(…, noise="distributed"), or sampling.Poisson().',
-            )
-        if traits.risk.full_participation and not traits.sampler.everyone:
-            raise IncompatibleParts(
-                f"{self.risk!r} keeps a mixture over all clients and moves it by everyone's loss in every round, but "
-                f"{self.sampler or sampling.Uniform()!r} leaves clients out.",
-                "Add sampler=sampling.Full(); with many clients use risk.QFair(q=10) or a Superquantile with a small tail.",
-            )
-        if isinstance(self.solver, solvers.FedDane) and traits.risk.needs_losses:
-            raise IncompatibleParts(
-                "FedDane moves every client along the mean gradient g of a cohort: at w^t each corrected gradient is g, and "
-                f"the weights of {self.risk!r} cancel out.",
-                "Use risk.Mean() with FedDane, or FedProx (solvers.SGD(prox=…)) with this risk.",
-            )
-        if traits.aggregator.picks_one and traits.risk.needs_losses and traits.risk.server_step is None:
-            beside = f"{self.aggregator!r} takes one client's update as it is, and {self.risk!r} only"
-            if traits.risk.keeps_everyone:
-                raise IncompatibleParts(
-                    f"{beside} weighs clients against each other, leaving none out: it would have no effect.",
-                    "Use risk.Superquantile(…), which leaves clients out, risk.QFair(…), whose step acts, or MultiKrum(…).",
-                )
-            if traits.aggregator.picks_large_loss and _keeps_largest(traits.risk):
-                raise IncompatibleParts(
-                    f"{beside} leaves out small losses, which are never taken: it would have no effect.",
-                    "Use risk.QFair(…), whose step acts, or another aggregator, e.g. Krum(…).",
-                )
         if traits.risk.unbounded and not self.aggregator.linear:
             notify(liars_text(self))
-        refuse_unfit_for_normalising(self)
-        refuse_unfit_for_correction(self)
-        refuse_unfit_for_buffer(self)
+        refuse(self)
         if traits.personal.check is not None:
             traits.personal.check(self)
-        if self.privacy is not None:
-            self.privacy.check(self)
-        if traits.quantile.histogram is not None and self.weights == "examples":
-            raise IncompatibleParts(
-                f"{traits.risk.quantile!r} counts each client once, and weights='examples' would tell who is in the tail: few "
-                "sets of clients have a given number of examples.",
-                "Use weights='uniform' (the default with it).",
-            )
-        if self.privacy is None and _sets_noise_by_budget(traits.risk):
-            raise IncompatibleParts(
-                f"{self.risk!r} sets the noise of its quantile by a privacy budget, and there is none.",
-                "Add privacy=privacy.DifferentialPrivacy(epsilon, delta, clip), or use quantile=Exact().",
-            )
 
     @cached_property
     def traits(self) -> AlgorithmTraits:
@@ -198,15 +148,3 @@ def liars_text(algorithm: Algorithm) -> str:
         "resists attackers, it does so only while they have a minority of it. Use risk.Superquantile(tail), which multiplies "
         "the share of a client by at most 1/tail: a median then holds while attackers are fewer than tail/2 of the clients."
     )
-
-
-def _keeps_largest(risk: RiskTraits) -> bool:
-    """Whether the clients that a risk leaves out are those with the smallest losses."""
-    terms = [read(RiskTraits, inner) for _, inner in risk.terms]
-    return risk.tail < 1.0 or (len(terms) > 0 and all(map(_keeps_largest, terms)))
-
-
-def _sets_noise_by_budget(risk: RiskTraits) -> bool:
-    """Whether a risk, or a term of it, takes its quantile from a source whose noise a privacy budget sets."""
-    calibrated = read(QuantileTraits, risk.quantile).calibrated is not None
-    return calibrated or any(_sets_noise_by_budget(read(RiskTraits, inner)) for _, inner in risk.terms)

@@ -104,8 +104,8 @@ def brief(value: Any) -> str:
 class IncompatibleParts(EquipoiseError, ValueError):
     """Parts of an algorithm that do not go together, although each part alone is right."""
 
-    def __init__(self, reason: str, fix: str) -> None:
-        self.reason, self.fix = reason, fix
+    def __init__(self, reason: str, fix: str, rule: str = "") -> None:
+        self.reason, self.fix, self.rule = reason, fix, rule  # the row of compatibility.toml, if it is one of these
         super().__init__(f"{reason}\n  {fix}")
 
 

@@ -53,7 +53,7 @@ def kind_of(value: object) -> str | None:
     if home == "solvers":
         return "solver" if hasattr(own, "local_steps") or hasattr(own, "prepare") else "schedule"
     if home == "privacy":
-        offered = {"next_bound": "clip_rule", "reads_losses": "quantile", "check": "privacy"}
+        offered = {"next_bound": "clip_rule", "reads_losses": "quantile", "protect": "privacy"}
         return next((kind for name, kind in offered.items() if hasattr(value, name)), None)
     return _HOMES.get(home)
 

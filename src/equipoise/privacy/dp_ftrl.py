@@ -11,7 +11,6 @@ from torch import Tensor
 
 from equipoise.errors import InvalidParameter, require, require_integer, require_number
 from equipoise.privacy import accounting, releases
-from equipoise.privacy.compatibility import refuse_uncorrelated, refuse_unprotected
 from equipoise.privacy.correlated_noise import BLT, Banded
 from equipoise.privacy.noise_plan import Calibration, NoisePlan, PrivateState
 from equipoise.privacy.observer_table import ZEROED, PrivacyTable
@@ -91,11 +90,6 @@ class DPFTRL:
     def matrix(self) -> BLT | Banded:
         """C."""
         return Banded(self.bands) if self.bands else BLT(self.decays, self.scales)
-
-    def check(self, algorithm: Algorithm) -> None:
-        """Refuse, in `algorithm`, what would release more than is accounted for."""
-        refuse_uncorrelated(algorithm)
-        refuse_unprotected(algorithm, self)
 
     def protect(self, algorithm: Algorithm, size: RunSize) -> Protected:
         """The protection of one run of `algorithm`, with the noise that the size of the run needs.

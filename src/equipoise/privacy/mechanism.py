@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from equipoise.core.abilities import is_part
 from equipoise.errors import IncompatibleParts, require, require_integer, require_kind, require_number
-from equipoise.privacy.compatibility import refuse_unaccounted, refuse_unprotected, refuse_visible
 from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.privacy.private_sums import PrivateSums
 from equipoise.privacy.protected import Protected
@@ -134,11 +133,6 @@ class DifferentialPrivacy:
                 "Give a finite clip and no clip_rule, or use central noise.",
             )
 
-    def check(self, algorithm: Algorithm) -> None:
-        """Refuse, in `algorithm`, what would release more than is accounted for."""
-        refuse_unprotected(algorithm, self)
-        refuse_unaccounted(algorithm)
-
     def protect(self, algorithm: Algorithm, size: RunSize) -> Protected:
         """The protection of one run of `algorithm`, with the noise that the size of the run needs.
 
@@ -179,10 +173,6 @@ class GaussianMechanism:
             None, self.delta, self.clip, self.quantile_ratio, self.noise_multiplier, self.clip_rule, self.loss_bound,
             noise_seed=self.noise_seed,
         )  # fmt: skip
-
-    def check(self, algorithm: Algorithm) -> None:
-        """Refuse, in `algorithm`, what would release more than is accounted for."""
-        self.as_budget().check(algorithm)
 
     def protect(self, algorithm: Algorithm, size: RunSize) -> Protected:
         """The protection of one run of `algorithm`.
@@ -231,10 +221,6 @@ class SecureAggregation:
         check_modulus(self.modulus)
         require_number("loss_bound", self.loss_bound, "(0, ∞)", none="no bound")
         require_integer("fewest", self.fewest, 2, fix="A sum over one client is its own update.")
-
-    def check(self, algorithm: Algorithm) -> None:
-        """Refuse, in `algorithm`, what has to see a single client."""
-        refuse_visible(algorithm, self)
 
     def protect(self, algorithm: Algorithm, size: RunSize) -> Protected:
         """The protection of one run of `algorithm`.

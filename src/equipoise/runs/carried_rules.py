@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from equipoise.algorithm import Algorithm
+from equipoise.compatibility import refuse
 from equipoise.core.abilities import solver_traits
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
@@ -14,7 +15,6 @@ from equipoise.privacy.lookers import may_look
 from equipoise.solvers.batches import batch_sizes
 
 _CURE = "Use equipoise.models.with_group_norm(model), which normalises within each example"
-_KEEP = 'or let clients keep them: personal.FedBN(), or a split model with "statistics" in `kept`'
 
 
 def withheld_carried(task: Task, algorithm: Algorithm) -> Tensor:
@@ -31,26 +31,10 @@ def next_carried(task: Task, algorithm: Algorithm, before: Tensor, moments: Tens
 
 def refuse_unfit_for_carried(task: Task, algorithm: Algorithm) -> None:
     """Refuse, for a model with carried values, parts that would have to protect, compare or mix them."""
-    if not task.carried.names:
-        return
-    name = f"{type(task.module).__name__} changes {task.carried.names[0]!r} in training"
-    sent = not bool(withheld_carried(task, algorithm).all())
-    if algorithm.private and sent:
-        raise IncompatibleParts(
-            f"{name}: such statistics of clients' examples would be released without noise.",
-            f"{_CURE}, {_KEEP}.",
-        )
-    if not algorithm.aggregator.linear and sent:
-        raise IncompatibleParts(
-            f"{name}, and such statistics are averaged; {algorithm.aggregator!r} is no average, so that what it guards the "
-            "parameters against would reach the model through them.",
-            f"{_CURE}, {_KEEP}; or aggregators.WeightedMean().",
-        )
-    if algorithm.personal is not None and not algorithm.traits.personal.keeps_carried:
-        raise IncompatibleParts(
-            f"{name}, and it is not known what {algorithm.personal!r} makes of such statistics.",
-            f"{_CURE}, or personal.Ditto(), personal.Local() or personal.Finetuning(), whose clients keep their own.",
-        )
+    if task.carried.names:
+        about = {"model": type(task.module).__name__, "statistic": task.carried.names[0]}
+        sent = not bool(withheld_carried(task, algorithm).all())
+        refuse(algorithm, statistics=True, **{"statistics are sent": sent}, **about)
 
 
 def check_smallest_batches(task: Task, clients: ClientSet, algorithm: Algorithm) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -103,8 +102,8 @@ def refuse_other_run(path: Path, saved: Mapping[str, str], given: Mapping[str, s
             continue
         there, here = _from_where_they_differ(there, here)
         raise CheckpointError(
-            f"{path} is the checkpoint of another run, which differs in {name}: {there} there, {here} here. Give the same again, "
-            "or start a new run with another file."
+            f"{path} is the checkpoint of another run, which differs in {name}: {there} there, {here} here. "
+            "Give the same again, or start a new run with another file."
         )
     return [*notes, f"It was written with Python {saved.get(PYTHON, NONE)}: code is not compared."] if other_python else notes
 
@@ -113,5 +112,6 @@ def _from_where_they_differ(first: str, second: str) -> tuple[str, str]:
     """Two texts; of long ones some words from where they begin to differ."""
     if max(len(first), len(second)) < _LONG:
         return first, second
-    start = max(len(os.path.commonprefix([first, second])) - 20, 0)
+    same = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
+    start = max(same - 20, 0)
     return f"…{first[start : start + 80]}…", f"…{second[start : start + 80]}…"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -115,6 +115,8 @@ class FedDane:
     """
 
     solver: LocalSolver = field(default_factory=SGD)
+
+    fixed_weights: ClassVar[bool] = True  # at w^t each corrected gradient is g, and weights of clients cancel out
 
     def __post_init__(self) -> None:
         require_sgd(self.solver)

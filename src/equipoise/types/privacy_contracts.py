@@ -30,9 +30,6 @@ class RunSize:
 class Privacy(Protocol):
     """A description of protection: differential privacy or secure aggregation (equipoise.privacy)."""
 
-    def check(self, algorithm: Algorithm) -> None:
-        """Refuse an algorithm that the protection does not go with."""
-
     def protect(self, algorithm: Algorithm, size: RunSize) -> Protection:
         """The protection of one run."""
 

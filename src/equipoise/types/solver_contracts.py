@@ -70,6 +70,7 @@ class SolverTraits:
     """What a solver may offer."""
 
     prepare: Callable[[Any, Any], tuple[LocalSolver, Any]] | None = None  # (context, state): a round's solver, the next state
+    fixed_weights: bool = False  # its correction is for weights that no loss changes (FedDane, SCAFFOLD, FedDyn)
     public_only: bool = field(default=False, metadata=OWN)  # what it prepares a round by is public: it asks no client
     efforts: Callable[[Cohort, Tensor], Tensor | None] | None = None  # (cohort, keys): how much each client gets done, (K,)
     straggler_share: float = 1.0  # 0: all clients get everything done, and `efforts` need not be asked

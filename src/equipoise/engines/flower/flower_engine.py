@@ -19,6 +19,7 @@ from torch import Tensor
 
 from equipoise.client_metrics import ClientMetrics
 from equipoise.client_table import ClientTable
+from equipoise.compatibility import refuse_on_nodes
 from equipoise.core.abilities import solver_traits
 from equipoise.core.carried import mean_carried
 from equipoise.core.task import Task
@@ -37,7 +38,6 @@ from equipoise.engines.flower.personal.solver_memory import RemoteRows, kept_val
 from equipoise.engines.flower.secure.crowds import find_demand
 from equipoise.engines.flower.secure.evaluations import SecureEvaluation
 from equipoise.engines.flower.secure.identities import default_colluders, read_public_text, signed_threshold
-from equipoise.engines.flower.secure.network_rules import refuse_on_nodes
 from equipoise.engines.flower.secure.protections import mask_sums
 from equipoise.engines.flower.transport.answer_readings import read_any_loss, read_loss
 from equipoise.engines.flower.transport.messages import MessageContent

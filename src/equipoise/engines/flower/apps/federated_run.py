@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from equipoise.algorithm import Algorithm
+from equipoise.compatibility import refuse, refuse_on_nodes
 from equipoise.core.files import locked, write_atomically
 from equipoise.core.plain_text import made_of, parse_json, parse_toml
 from equipoise.core.task import Task
@@ -40,7 +41,6 @@ from equipoise.engines.flower.apps.run_status import RunStatus
 from equipoise.engines.flower.apps.welcome import MoreClients, Welcome, gather
 from equipoise.engines.flower.flower_engine import Federation, Patience
 from equipoise.engines.flower.secure.crowds import check_crowd
-from equipoise.engines.flower.secure.network_rules import refuse_both_trained, refuse_on_nodes
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
 from equipoise.errors import CheckpointError, ConfigError, EquipoiseNotice, FileGuard, IncompatibleParts
 from equipoise.experiment.folder import claim
@@ -48,6 +48,7 @@ from equipoise.experiment.folder import run as run_in_folder
 from equipoise.experiment.recorded import FEDERATION, RecordedConfig
 from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.train_options import TrainRecord
+from equipoise.models.adapters import trains_lora_a
 from equipoise.privacy.drowned_sums import drowning_words
 from equipoise.result import Result
 from equipoise.runs.checkpoint import Checkpoints, read_checkpoint
@@ -99,7 +100,8 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
     with status.watch():
         model_seed = public_seed(plan.seed) if private else plan.seed
         model = make_model(plan.model, model_seed)
-        refuse_both_trained(model, plan.algorithm)
+        adapters = {"trains both adapters": trains_lora_a(model), "model": type(model).__name__}
+        refuse(plan.algorithm, network=True, **adapters)  # every node makes its model itself
         task = Task.of(model, plan.loss, plan.error)
         messenger = Messenger(grid, timeout=float(plan.timeout))
         messenger.known = {**(read_node_names(Path(plan.nodes).parent) if plan.nodes else {}), **status.nodes}

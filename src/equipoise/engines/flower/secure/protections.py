@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 from torch import Tensor
 
+from equipoise.compatibility import refuse_on_nodes
 from equipoise.core.abilities import solver_traits
 from equipoise.engines.flower.secure.masked_sums import (
     PlannedSum,
     RoundSums,
 )
-from equipoise.engines.flower.secure.network_rules import USE_HISTOGRAM, refuse_on_nodes
 from equipoise.engines.flower.secure.sum_terms import name_sum
 from equipoise.engines.flower.transport.messenger import TooFewClients
 from equipoise.errors import EquipoiseError, IncompatibleParts
@@ -99,7 +99,8 @@ class NetworkSecureSums(Stage):
             return Weights(UNKNOWN, weights, 1.0)
         histogram = self.quantile.histogram
         if histogram is None:
-            raise IncompatibleParts(f"{self.risk.quantile!r} is no histogram by secure sums.", USE_HISTOGRAM)
+            fix = "Use quantile=privacy.SecureHistogram(bound=…, bins=64)."
+            raise IncompatibleParts(f"{self.risk.quantile!r} is no histogram by secure sums.", fix)
         require_equal_weights(cohort.weights, "a histogram")
         counts = PlannedSum("histogram", histogram.bins, COUNTS)
         known = self.book.value(cohort.round, counts.purpose)
