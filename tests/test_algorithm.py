@@ -6,18 +6,8 @@ import torch
 import equipoise as eq
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
-from equipoise.errors import ConfigError, IncompatibleParts, InvalidParameter
+from equipoise.errors import ConfigError, InvalidParameter
 from equipoise.experiment.config import RunConfig
-
-
-@pytest.mark.parametrize("sampler", [None, eq.sampling.Uniform(), eq.sampling.Poisson(), eq.sampling.Availability()], ids=repr)
-@pytest.mark.parametrize(
-    "risk", [eq.risk.WorstCase(), eq.risk.Mixture((0.5, eq.risk.Mean()), (0.5, eq.risk.WorstCase()))], ids=repr
-)
-def test_afl_refuses_partial_participation(risk, sampler):
-    with pytest.raises(IncompatibleParts, match=r"leaves clients out.*\n?.*sampling\.Full\(\)"):
-        eq.Algorithm(risk=risk, sampler=sampler)
-    eq.Algorithm(risk=risk, sampler=eq.sampling.Full())
 
 
 def test_a_configuration_of_afl_without_everyone_is_refused_with_the_key():
@@ -34,11 +24,6 @@ def test_a_mixture_with_afl_reports_the_average_also_from_a_configuration():
     table = {"data": {"name": "label_shift"}, "model": {"name": "softmax"}, "train": {"rounds": 1, "clients_per_round": 2},
              "algorithm": {"sampler": "full", "risk": {"name": "mixture", "terms": terms}}}  # fmt: skip
     assert RunConfig.of(table).algorithm().reported == eq.averaging.Uniform()
-
-
-def test_feddane_refuses_risks_that_its_correction_would_cancel():
-    with pytest.raises(IncompatibleParts, match="cancel out"):
-        eq.Algorithm(risk=eq.risk.Superquantile(0.5), solver=eq.solvers.FedDane())
 
 
 def test_a_client_without_a_group_is_refused_before_any_round(ragged):

@@ -18,6 +18,7 @@ from equipoise.runs import setup
 from equipoise.solvers import SGD, Adam, FedDyn, PerFedAvg, Scaffold
 from equipoise.solvers.batches import client_batches, steps_taken
 from made_clients import make_clients
+from rounds import round_of
 from test_drift import ENGINES, FULL, RAGGED, parabolas, set_up, train
 
 EXACT = SGD(
@@ -27,9 +28,9 @@ EXACT = SGD(
 
 def play(setting, rounds):
     """The states of a run after each of some rounds."""
-    state, step = setting.begin(), eq.round.Rounds([setting])
+    state = setting.begin()
     for _ in range(rounds):
-        ((state, _),) = step([state])
+        state, _ = round_of(setting, state)
         yield state
 
 
@@ -110,24 +111,6 @@ def test_secure_sums_give_the_corrections_of_the_open_run(solver):
         algorithm = eq.Algorithm(solver=solver, privacy=privacy)
         runs.append(eq.train(model, data, algorithm, rounds=4, clients_per_round=5, engine="loop", progress=False).params)
     torch.testing.assert_close(*runs, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("parts", "words"),
-    [
-        ({"risk": eq.risk.Tilted(1.0)}, "integrates fixed weights"),
-        ({"aggregator": Median()}, "h keeps the difference for ever"),
-        ({"privacy": GaussianMechanism(clip=1.0, noise_multiplier=1.0)}, "add up in h"),
-        ({"server": eq.server_opt.Adam()}, "server step of its own"),
-        ({"server": eq.server_opt.SGD(0.5)}, "server step of its own"),
-        ({"aggregator": FedNova()}, "does not say what its steps|keeps its state"),
-        ({"personal": eq.personal.Mapper()}, "clients send other updates|made for the shared model|steps of solvers"),
-    ],
-    ids=lambda case: "" if isinstance(case, str) else next(iter(case)),
-)
-def test_feddyn_refuses(parts, words):
-    with pytest.raises(IncompatibleParts, match=words):
-        eq.Algorithm(solver=FedDyn(), **parts)
 
 
 def test_feddyn_wraps_sgd_without_a_proximal_term():

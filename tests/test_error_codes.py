@@ -99,7 +99,7 @@ def test_codes_keep_their_meaning():
         (lambda: eq.solvers.SGD(lr=-1.0), "EQ103"),
         (lambda: eq.privacy.DifferentialPrivacy(epsilon=-1, delta=0.1, clip=1.0), "EQ107"),
         (lambda: eq.Algorithm(risk=eq.risk.WorstCase()), "EQ201"),
-        (lambda: eq.Algorithm(aggregator=eq.aggregators.Median(), privacy=eq.privacy.SecureAggregation()), "EQ203"),
+        (lambda: eq.Algorithm(aggregator=eq.aggregators.Median(), privacy=eq.privacy.SecureAggregation()), "EQ201"),
         (lambda: eq.data.csv("nowhere.csv", client="a", target="b"), "EQ303"),
     ],
 )

@@ -1,12 +1,13 @@
 """Every row of the table of what goes together (docs/methods.md): it runs, or is refused with its reason."""
 
 import re
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 import equipoise as eq
-from equipoise import aggregators, personal, privacy, risk, solvers
+from equipoise import aggregators, compatibility, personal, privacy, risk, solvers
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import EquipoiseNotice, IncompatibleParts
 from made_clients import make_clients
@@ -69,42 +70,128 @@ RUNS = {
     "FedBuff, correlated noise": {"sampler": eq.sampling.FedBuff(2, apart=2), "privacy": CORRELATED["privacy"]},
     "FedBuff without factors, secure": {"sampler": eq.sampling.FedBuff(2, damped=False), "privacy": SECURE},
 }
+PLAIN = privacy.GaussianMechanism(1.0, 1.0)
+KEPT = solvers.Adam(state="kept")
+NODES = {"sampler": eq.sampling.NodePoisson()}
+SUMS = privacy.DifferentialPrivacy(epsilon=5.0, delta=1e-3, clip=1.0, noise="distributed")
+ONE_GROUP = risk.GroupDRO(0.5, lambda client: "a")
+APART = {"sampler": eq.sampling.FedBuff(2, apart=2), "privacy": FTRL}
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A risk that says nothing of how a client finds its weight."""
+
+    def __call__(self, losses, base_weights, *, clients=None, state=None):
+        return risk.RiskValue(losses.sum(), base_weights, state)
+
+
+class OwnModels(personal.Ditto):
+    """A method that does not say whether the server sees models."""
+
+    sums_models = None
+
+
+# Row of compatibility.toml → parts that it refuses.
 REFUSED = {
-    "SCAFFOLD, tail": (SCAFFOLD | {"risk": TAIL}, "fixed-weights"),
-    "SCAFFOLD, tilted": (SCAFFOLD | {"risk": risk.Tilted(1.0)}, "fixed-weights"),
-    "SCAFFOLD by epochs, DP": ({"solver": solvers.Scaffold(SGD), "privacy": NOISE}, "correction-by-epochs"),
-    "SCAFFOLD by epochs, secure": ({"solver": solvers.Scaffold(SGD), "privacy": SECURE}, "correction-by-epochs"),
-    "SCAFFOLD, FedNova": (SCAFFOLD | {"aggregator": aggregators.FedNova()}, "length-of-kept-state"),
-    "FedDyn, tail": (FEDDYN | {"risk": TAIL}, "fixed-weights"),
-    "FedDyn, robust": (FEDDYN | MEDIAN, "sum-of-all-updates-by-another-mean"),
-    "FedDyn, DP": (FEDDYN | {"privacy": NOISE}, "sum-of-all-updates-with-noise"),
-    "FedDyn, other server": (FEDDYN | {"server": eq.server_opt.Momentum()}, "sum-of-all-updates-with-another-step"),
-    "FedNova, DP without a public length": (FEDNOVA | {"privacy": NOISE}, "length-tells-sizes"),
-    "FedNova, split": (FEDNOVA | {"personal": personal.FedPer("bias")}, "length-of-other-updates"),
-    "FedNova, pFedMe": (FEDNOVA | {"personal": personal.PFedMe(2.0, 2)}, "length-of-other-updates"),
-    "SCAFFOLD, split": (
-        SCAFFOLD | {"personal": personal.FedPer("bias")},
-        "correction-of-other-updates",
-    ),
-    "FedDyn, pFedMe": (FEDDYN | {"personal": personal.PFedMe(2.0, 2)}, "correction-of-other-updates"),
-    "GroupDRO, DP": (GROUPS | {"privacy": NOISE}, "losses-of-others"),
-    "median, secure": (MEDIAN | {"privacy": SECURE}, "sums-and-single-updates"),
-    "median, DP": (MEDIAN | {"privacy": NOISE}, "noise-and-no-sum"),
-    "centred clipping, secure": ({"aggregator": aggregators.CentredClipping(), "privacy": SECURE}, "sums-and-single-updates"),
-    "iterated clipping, secure": (
-        {"aggregator": aggregators.CentredClipping(0.1, 3), "privacy": SECURE},
-        "sums-and-single-updates",
-    ),
-    "correlated noise, tail": (CORRELATED | {"risk": NOISY_TAIL}, "second-release"),
-    "correlated noise, robust": (CORRELATED | MEDIAN, "noise-and-no-sum"),
-    "correlated noise, FedDyn": (CORRELATED | FEDDYN, "sum-of-all-updates-with-noise"),
-    "correlated noise, random cohorts": (CORRELATED | {"sampler": eq.sampling.Uniform()}, "distance-unknown"),
-    "FedBuff, tail": (BUFFER | {"risk": TAIL}, "buffer-weights-by-losses"),
-    "FedBuff, DP": (BUFFER | {"privacy": NOISE}, "buffer-of-random-cohorts"),
-    "FedBuff, correlated noise": (BUFFER | {"privacy": CORRELATED["privacy"]}, "buffer-at-any-time"),
-    "FedBuff, secure": (BUFFER | {"privacy": SECURE}, "buffer-damped-sums"),
-    "NNM, secure": ({"aggregator": aggregators.NNM(aggregators.Median()), "privacy": SECURE}, "sums-and-single-updates"),
-}
+    "equal-weights-by-weight": [{"sampler": eq.sampling.Proportional(), "weights": "uniform"}],
+    "coins-of-nodes-in-the-open": [NODES, NODES | {"privacy": PLAIN}],
+    "mixture-of-some-clients": [
+        {"risk": measure, "sampler": sampler}
+        for measure in (risk.WorstCase(), risk.Mixture((0.5, risk.Mean()), (0.5, risk.WorstCase())))
+        for sampler in (None, eq.sampling.Uniform(), eq.sampling.Poisson(), eq.sampling.Availability())
+    ],
+    "fixed-weights": [
+        each | {"risk": measure}
+        for each in (SCAFFOLD, FEDDYN, {"solver": solvers.FedDane()}) for measure in (TAIL, risk.Tilted(1.0), risk.QFair(1.0))
+    ],
+    "one-update-of-weighed-clients": [{"aggregator": aggregators.Krum(1), "risk": risk.Tilted(1.0)}],
+    "one-update-of-a-large-loss": [{"aggregator": aggregators.KLoss(1), "risk": TAIL}],
+    "length-unknown": [{"solver": solvers.MAML(), "aggregator": aggregators.FedNova()}],
+    "length-by-name": [{"solver": solvers.SGD(rates={"w": 0.5}), "aggregator": aggregators.FedNova()}],
+    "length-of-kept-state": [
+        {"solver": solver, "aggregator": aggregators.FedNova()} for solver in (KEPT, solvers.Scaffold(STEPS), solvers.FedDyn())
+    ],
+    "length-of-other-updates": [
+        FEDNOVA | {"personal": method} for method in (personal.FedPer("bias"), personal.PFedMe(2.0, 2), personal.Mapper())
+    ],
+    "length-tells-sizes": [FEDNOVA | {"privacy": PLAIN}],
+    "correction-of-other-updates": [SCAFFOLD | {"personal": personal.FedPer("bias")}, FEDDYN | {"personal": personal.Mapper()}],
+    "sum-of-all-updates-by-another-mean": [FEDDYN | MEDIAN],
+    "sum-of-all-updates-with-noise": [FEDDYN | {"privacy": NOISE}, CORRELATED | FEDDYN],
+    "sum-of-all-updates-with-another-step": [FEDDYN | {"server": s} for s in (eq.server_opt.Adam(), eq.server_opt.SGD(0.5))],
+    "correction-by-epochs": [{"solver": solvers.Scaffold(SGD), "privacy": hidden} for hidden in (NOISE, SECURE)],
+    "buffer-weights-alone": [BUFFER | {"risk": risk.Tilted(1.0)}],
+    "buffer-weights-by-losses": [BUFFER | {"risk": TAIL}],
+    "buffer-aggregator-by-losses": [BUFFER | {"aggregator": aggregators.KLoss(1)}],
+    "buffer-damped-sums": [BUFFER | {"privacy": SECURE}],
+    "buffer-of-few": [{"sampler": eq.sampling.FedBuff(2, damped=False), "privacy": privacy.SecureAggregation(fewest=3)}],
+    "buffer-of-random-cohorts": [BUFFER | {"privacy": NOISE}],
+    "buffer-at-any-time": [BUFFER | {"privacy": FTRL}],
+    "buffer-noise-of-weights": [{"sampler": eq.sampling.FedBuff(2, apart=2, loss_bound=3.0), "privacy": FTRL}],
+    "buffer-clock-tells-sizes": [{"sampler": eq.sampling.FedBuff(2, apart=2, per_step=1.0), "privacy": FTRL}],
+    "buffer-personal": [BUFFER | {"personal": personal.Ditto()}],
+    "buffer-prepared": [BUFFER | {"solver": solver} for solver in (KEPT, solvers.AdaptiveProx(), solvers.Scaffold())],
+    "buffer-stragglers": [BUFFER | {"solver": solvers.SGD(epochs=2, straggler_share=0.5)}],
+    "buffer-around-the-total": [BUFFER | {"aggregator": aggregators.CentredClipping()}],
+    "buffer-lengths": [BUFFER | {"aggregator": aggregators.FedNova()}],
+    "distance-unknown": [
+        {"sampler": s, "privacy": FTRL} for s in (None, eq.sampling.Uniform(), eq.sampling.Poisson())
+    ],
+    "second-release": [CORRELATED | {"risk": measure} for measure in (TAIL, NOISY_TAIL, risk.Tilted(1.0))],
+    "noise-and-examples": [{"weights": "examples", "privacy": hidden} for hidden in (PLAIN, SUMS)],
+    "noise-and-no-sum": [{"aggregator": rule, "privacy": PLAIN} for rule in (aggregators.Median(), aggregators.NormClip(1.0))],
+    "sums-and-single-updates": [
+        {"aggregator": rule, "privacy": SECURE}
+        for rule in (aggregators.Median(), aggregators.Krum(1), aggregators.NormClip(), aggregators.CentredClipping(0.1, 3),
+                     aggregators.NNM(aggregators.Median()))
+    ],
+    "own-risk-without-a-form": [{"risk": Unknown(), "privacy": hidden} for hidden in (PLAIN, SECURE)],
+    "quantile-of-single-losses": [
+        {"risk": measure, "privacy": hidden}
+        for hidden in (PLAIN, SECURE)
+        for measure in (TAIL, risk.Superquantile(0.5, rule="threshold"), risk.Superquantile(0.5, smoothing="kl", nu=0.1),
+                        risk.Superquantile(0.5, at_least=3))
+    ],
+    "quantile-without-noise": [{"risk": risk.Superquantile(0.5, quantile=privacy.SecureSums()), "privacy": PLAIN}],
+    "quantile-kept-for-rounds": [
+        {"risk": risk.Superquantile(0.5, quantile=privacy.PrivateQuantile(2.0, 16), eta_every=3), "privacy": PLAIN},
+        {"risk": risk.Superquantile(0.5, quantile=privacy.SecureHistogram(2.0, 16), eta_every=3), "privacy": SECURE},
+    ],
+    "quantile-with-a-budget": [{"risk": NOISY_TAIL, "privacy": SECURE}],
+    "tracked-risk": [{"risk": risk.Tilted(1.0, tracked=True), "privacy": hidden} for hidden in (PLAIN, SECURE)],
+    "loss-without-bound": [{"risk": risk.QFair(1.0), "privacy": hidden} for hidden in (PLAIN, SECURE)],
+    "losses-of-others": [
+        {"risk": risk.WorstCase(), "sampler": eq.sampling.Full(), "privacy": SECURE},
+        {"risk": risk.Mixture((0.5, risk.Mean()), (0.5, NOISY_TAIL)), "privacy": PLAIN},
+        {"risk": risk.HierarchicalTilt({"client-0": "a"}), "privacy": PLAIN},
+        {"risk": ONE_GROUP, "privacy": PLAIN},
+    ],
+    "looking-before-rounds": [
+        {"solver": solver, "privacy": hidden}
+        for hidden in (PLAIN, SECURE) for solver in (solvers.AdaptiveProx(), solvers.FedDane())
+    ],
+    "own-models-seen": [
+        parts | {"privacy": hidden}
+        for hidden in (PLAIN, SECURE)
+        for parts in ({"personal": personal.L2SGD()}, {"personal": personal.Mocha(), "sampler": eq.sampling.Full()},
+                      {"personal": OwnModels()})
+    ],
+    "noise-and-stragglers": [
+        {"solver": solver, "privacy": PLAIN}
+        for solver in (
+            solvers.SGD(epochs=3, straggler_share=0.5), solvers.SGD(straggler_share=0.5, stragglers="drop"),
+            solvers.AdaDPS({"weight": torch.ones(1)}, solvers.SGD(epochs=2, straggler_share=0.5)),
+        )
+    ],
+    "cohorts-unknown-to-the-accountant": [
+        {"sampler": sampler, "privacy": PLAIN} for sampler in (eq.sampling.Proportional(), eq.sampling.Availability())
+    ],
+    "smaller-cohorts": [{"sampler": eq.sampling.Uniform(share=0.5), "privacy": PLAIN}],
+    "histogram-and-examples": [{"risk": SECURE_TAIL, "privacy": SECURE, "weights": "examples"}],
+    "budget-that-is-missing": [{"risk": NOISY_TAIL}, {"risk": risk.Mixture((0.5, risk.Mean()), (0.5, NOISY_TAIL))}],
+}  # fmt: skip
+ELSEWHERE = ("statistics", "-on-nodes", "signed-")  # rows that need a model or a network: test_carried, and below
 
 
 @pytest.mark.parametrize("parts", RUNS.values(), ids=RUNS)
@@ -118,11 +205,46 @@ def test_these_parts_run_together_in_both_engines(parts):
         torch.testing.assert_close(one.clients.personal_loss, other.clients.personal_loss, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("parts", "rule"), REFUSED.values(), ids=REFUSED)
-def test_these_parts_are_refused_together_with_the_reason(parts, rule):
+@pytest.mark.parametrize("rule", REFUSED)
+def test_a_row_of_the_table_refuses_its_parts_and_nothing_before_it_does(rule):
+    for parts in REFUSED[rule]:
+        with pytest.raises(IncompatibleParts) as refusal:
+            eq.Algorithm(**parts)
+        assert refusal.value.rule == rule, parts
+        assert refusal.value.code == "EQ201"
+
+
+ON_NODES = {
+    "seeded-noise-on-nodes": (replace(SUMS, noise_seed=0), {}, {}),
+    "signed-single-updates": (None, {}, {"signed": True}),
+    "sums-of-other-updates-on-nodes": (SECURE, {"personal": personal.FedPer("bias")}, {}),
+    "sums-by-unknown-length-on-nodes": (
+        SECURE, {"aggregator": aggregators.FedNova(aggregators.NormClip(1.0))}, {},
+    ),
+    "sums-around-a-centre-on-nodes": (SECURE, {"aggregator": aggregators.CentredClipping(0.1, 1)}, {}),
+    "sums-over-groups-on-nodes": (SECURE, {"risk": ONE_GROUP}, {}),
+    "sums-of-the-tail-on-nodes": (SECURE, {"risk": risk.Superquantile(0.5, quantile=privacy.SecureSums())}, {}),
+    "small-poisson-cohorts-on-nodes": (SUMS, {"sampler": eq.sampling.Poisson()}, {}),
+    "both-adapters-with-noise-on-nodes": (PLAIN, {}, {"trains both adapters": True, "model": "Net"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", ON_NODES)
+def test_a_row_about_nodes_holds_over_a_network_alone(rule):
+    hidden, parts, around = ON_NODES[rule]
+    algorithm = eq.Algorithm(privacy=hidden, **parts)
     with pytest.raises(IncompatibleParts) as refusal:
-        eq.Algorithm(**parts)
+        compatibility.refuse(algorithm, network=True, **around)
     assert refusal.value.rule == rule
+
+
+def test_every_row_has_an_example_and_names_facts_that_there_are():
+    named = {fact.removeprefix("no ") for row in compatibility.rows() for fact in row.facts}
+    around = {"network", "signed", "trains both adapters", "statistics", "statistics are sent"}
+    assert named == set(compatibility.facts_of(eq.Algorithm())) & named | around
+    rules = {row.rule for row in compatibility.rows()}
+    assert {rule for rule in rules if not any(part in rule for part in ELSEWHERE)} == set(REFUSED)
+    assert {rule for rule in rules if rule.endswith("-on-nodes") or rule.startswith("signed-")} == set(ON_NODES)
 
 
 SINGLE = [

@@ -18,6 +18,7 @@ from equipoise.runs.checkpoint import Checkpoints
 from equipoise.solvers import SGD, Adam, AdamW, Constant, Cosine, LinearDecay, Step
 from equipoise.types import Observer
 from made_clients import make_clients
+from rounds import round_of
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "simulator"])
 
@@ -301,7 +302,7 @@ def test_an_update_that_cannot_be_used_leaves_the_kept_state_alone(engine):
     )  # fmt: skip
     state = setting.begin()
     for _ in range(2):
-        ((state, report),) = eq.round.Rounds([setting])([state])
+        state, report = round_of(setting, state)
         assert report.rejected == ("client-0",)
     rows = setting.kept.read(state.kept, torch.arange(3))
     assert bool((rows[0] == 0).all())

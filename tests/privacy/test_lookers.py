@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from equipoise.round import draw_cohort
 from torch import nn
 
 import equipoise as eq
@@ -28,8 +27,10 @@ from equipoise.privacy.accounting import epsilon_of
 from equipoise.privacy.ledger import read_entries
 from equipoise.privacy.lookers import LOOKERS, data_to_try, may_look, refuse_looking
 from equipoise.privacy.releases import CohortEvent, PoissonSampling, Release
+from equipoise.rounds import one_round
 from equipoise.runs.input_scales import cause_of_divergence, far_inputs
 from equipoise.runs.setup import set_up
+from equipoise.types import RoundReport
 
 ROOT = Path(__file__).parents[2]
 CLIENTS, ROUNDS, CLIP = 12, 6, 1.0
@@ -94,7 +95,7 @@ def secret_number(takes_part, rounds=ROUNDS, clients_per_round=3):
     setting = set_up(model(), made(), NOISY, **given)
     for number in range(1000):
         setting.noise.inject(number)
-        drawn = [draw_cohort(setting, t).clients for t in range(rounds)]
+        drawn = [setting.draw(t).clients for t in range(rounds)]
         if {VICTIM in clients for clients in drawn} == {takes_part} and sum(map(len, drawn)) > rounds:
             return number
     raise AssertionError("no secret")
@@ -491,15 +492,14 @@ def evaluations(tmp_path):
 
 def history(tmp_path):
     """Any other losses and numbers of the rounds change nothing that is released or said; observers change nothing, either."""
-    plain = eq.round.report_of
 
-    def absurd(*given, **named):
-        return replace(plain(*given, **named), loss=1e30, tail_loss=1e30, risk=1e30, trained=0, dropped=9, tail_share=1.0)
+    def absurd(**told):
+        return replace(RoundReport(**told), loss=1e30, tail_loss=1e30, risk=1e30, trained=0, dropped=9, tail_share=1.0)
 
     for algorithm in (NOISY, TAIL):
         as_they_are = told(lambda a=algorithm: said_by_train(algorithm=a)(made()))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(eq.round, "report_of", absurd)
+            patch.setattr(one_round, "RoundReport", absurd)
             assert told(lambda a=algorithm: said_by_train(algorithm=a)(made())) == as_they_are
 
 

@@ -60,7 +60,9 @@ def small_cohort_seed(rounds=3, m=10, fewest=5):
 
 def test_a_server_takes_its_own_noise_off_the_sums_of_small_cohorts(model, data, monkeypatch):
     seed, cost = small_cohort_seed()
-    monkeypatch.setattr("equipoise.round.draw_unforeseen", lambda setting, t, source: cohort_of_seed(seed, t, setting.alpha))
+    monkeypatch.setattr(
+        "equipoise.rounds.cohorts.draw_unforeseen", lambda setting, t, source: cohort_of_seed(seed, t, setting.alpha)
+    )
     result = trained(model, data, eq.Algorithm(privacy=noisy(1.0, noise="distributed")))
     true = gaussian_epsilon(1.0 / math.sqrt(cost), 1e-2)  # only the noise that clients added
     assert result.epsilon.epsilon_server >= 0.999 * true

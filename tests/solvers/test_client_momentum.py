@@ -12,6 +12,7 @@ from equipoise.errors import InvalidParameter
 from equipoise.runs import setup
 from equipoise.solvers import SGD
 from made_clients import make_clients
+from rounds import round_of
 from test_drift import ENGINES, FULL, parabolas, train
 
 MOMENTUM = SGD(lr=0.1, batch_size=None, steps=1, momentum=0.9, dampening=0.9, state="kept")
@@ -31,11 +32,11 @@ def test_clients_that_sit_out_keep_their_momentum():
         eq.models.Softmax(4, 3).double(), FederatedData(make_clients([5, 5, 5], dtype=torch.float64), classes=3), algorithm,
         rounds=6, clients_per_round=1, seed=1, loss=None, error=None, engine="loop",
     )  # fmt: skip
-    state, step = setting.begin(), eq.round.Rounds([setting])
+    state = setting.begin()
     for _ in range(6):
         before = setting.kept.read(state.kept, torch.arange(3))
-        (cohort,) = step.draw(state.round)
-        ((state, _),) = step([state])
+        cohort = setting.draw(state.round)
+        state, _ = round_of(setting, state)
         after = setting.kept.read(state.kept, torch.arange(3))
         assert torch.equal((before != after).any(1).nonzero().flatten(), cohort.clients)
 

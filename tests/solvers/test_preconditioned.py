@@ -14,7 +14,7 @@ from made_clients import make_clients
 
 
 def prepared(solver, engine, params, cohort):
-    context = RoundContext(engine, params, cohort, cohort.weights, lambda purpose: cohort, engine.task.layout)
+    context = RoundContext(params, cohort, cohort.weights, lambda purpose: cohort, engine.task.layout)
     return solver.prepare(context, None)[0]
 
 

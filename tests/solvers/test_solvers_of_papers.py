@@ -52,7 +52,7 @@ HALVING = {"lr": 0.25, "batch_size": None, "epochs": 4}
 def test_partial_work_by_hand(engine):
     data = points([16.0], [32.0], [64.0])
     cohort = Full()(0, torch.full((3,), 1 / 3, dtype=torch.float64), clients_per_round=3, seed=0)
-    cohort = eq.types.Cohort(0, 0, cohort.clients, cohort.weights, cohort.inclusion, torch.tensor([4, 1, 2]))
+    cohort = eq.types.Cohort(0, 0, cohort.clients, cohort.weights, cohort.inclusion, {"effort": torch.tensor([4, 1, 2])})
     work = started(data, engine).updates(torch.zeros(1, dtype=torch.float64), cohort, SGD(**HALVING))
     assert work.update.flatten().tolist() == [15.0, 16.0, 48.0]  # 16 · 15/16, 32 · 1/2, 64 · 3/4
 

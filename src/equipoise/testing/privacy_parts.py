@@ -281,5 +281,5 @@ def _check_noiseless(run: ProtectedRounds, tolerance: float) -> None:
             weights = asked.clients.shares / asked.clients.shares.sum() if only_sums else asked.clients.shares
             plain = run.setting.engine.summed_update(state.params, asked.clients, asked.rule, weights, rule)
             law = "without noise the total is that of the plain run under the same weights"
-            agree(run.part, law, after.params - state.params, plain.update, tolerance)
+            agree(run.part, law, after.params, state.params + plain.update, tolerance)
         state = _check_round(run, state)
