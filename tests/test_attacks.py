@@ -419,7 +419,7 @@ def test_data_under_attack_have_another_fingerprint(tmp_path):
     file, model = tmp_path / "run.safetensors", eq.models.Softmax(4, 3).double()
     options = {"clients_per_round": 4, "checkpoint": file}
     eq.train(model, eq.attacks.apply(clean, eq.attacks.RandomUpdates()), rounds=1, **options)
-    with pytest.raises(CheckpointError, match="its data is"):
+    with pytest.raises(CheckpointError, match="differs in data: "):
         eq.train(model, eq.attacks.apply(clean, eq.attacks.RandomUpdates(seed=3)), rounds=2, **options)
 
 

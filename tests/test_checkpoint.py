@@ -78,10 +78,10 @@ def test_a_finished_run_is_not_run_again_and_can_be_extended(ragged, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"seed": 1}, "its seed is 0, here it is 1"),
-        ({"clients_per_round": 3}, "its clients_per_round is 4, here it is 3"),
-        ({"algorithm": eq.Algorithm(risk=eq.risk.QFair())}, "its algorithm is"),
-        ({"model": eq.models.Softmax(4, 3, bias=False)}, "its model is Softmax with 15 parameters, here it is Softmax with 12"),
+        ({"seed": 1}, "differs in seed: 0 there, 1 here"),
+        ({"clients_per_round": 3}, "differs in clients_per_round: 4 there, 3 here"),
+        ({"algorithm": eq.Algorithm(risk=eq.risk.QFair())}, "differs in algorithm: "),
+        ({"model": eq.models.Softmax(4, 3, bias=False)}, "differs in model: Softmax with 15 parameters there, Softmax with 12"),
     ],
 )
 def test_the_checkpoint_of_another_run_is_refused(change, words, ragged, tmp_path):
@@ -186,5 +186,5 @@ def test_a_checkpoint_that_lacks_a_mark_of_its_run_is_refused_by_the_name_of_it(
         saved = read_checkpoint(path)
         del saved.runs[0].identity[mark]
         path.write_bytes(saved.bytes())
-        with pytest.raises(CheckpointError, match=f"does not say the {re.escape(mark)} of its run"):
+        with pytest.raises(CheckpointError, match=f"differs in {re.escape(mark)}: …?nothing"):
             eq.train(model, ragged, rounds=2, checkpoint=path, **options)

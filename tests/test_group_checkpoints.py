@@ -258,20 +258,20 @@ def test_a_process_that_is_killed_and_started_again_ends_the_same(name, engine, 
 @pytest.mark.parametrize(
     ("train", "change", "words"),
     [
-        (family, {"tails": [1.0, 0.5, 0.3]}, "its algorithm is …(tail=0.2"),
-        (family, {"tails": [0.5, 1.0, 0.2]}, "its algorithm is …(tail=1.0"),
-        (family, {"tails": [1.0, 0.5]}, "its number of runs is 3, here it is 2"),
-        (family, {"tails": [1.0]}, "its number of runs is 3, here it is 1"),
-        (family, {"qs": [0.0, 0.5, 1.0]}, "its algorithm is …"),
-        (family, {"seed": 6}, "its seed is 5, here it is 6"),
-        (family, {"clients_per_round": 3}, "its clients_per_round is 4, here it is 3"),
-        (family, {"algorithm": ADAM}, "its algorithm is …"),
+        (family, {"tails": [1.0, 0.5, 0.3]}, "differs in algorithm: "),
+        (family, {"tails": [0.5, 1.0, 0.2]}, "differs in algorithm: "),
+        (family, {"tails": [1.0, 0.5]}, "differs in number of runs: 3 there, 2 here"),
+        (family, {"tails": [1.0]}, "differs in number of runs: 3 there, 1 here"),
+        (family, {"qs": [0.0, 0.5, 1.0]}, "differs in algorithm: "),
+        (family, {"seed": 6}, "differs in seed: 5 there, 6 here"),
+        (family, {"clients_per_round": 3}, "differs in clients_per_round: 4 there, 3 here"),
+        (family, {"algorithm": ADAM}, "differs in algorithm: "),
         (family, {"rounds": 2}, "is already at round 3, beyond rounds = 2"),
-        (many, {"seeds": [3, 0, 2]}, "its seed is 1, here it is 2"),
-        (many, {"seeds": [0, 3, 1]}, "its seed is 3, here it is 0"),
-        (many, {"seeds": [3, 0]}, "its number of runs is 3, here it is 2"),
-        (many, {"seeds": [3]}, "its number of runs is 3, here it is 1"),
-        (many, {"algorithms": ADAM}, "its algorithm is …"),
+        (many, {"seeds": [3, 0, 2]}, "differs in seed: 1 there, 2 here"),
+        (many, {"seeds": [0, 3, 1]}, "differs in seed: 3 there, 0 here"),
+        (many, {"seeds": [3, 0]}, "differs in number of runs: 3 there, 2 here"),
+        (many, {"seeds": [3]}, "differs in number of runs: 3 there, 1 here"),
+        (many, {"algorithms": ADAM}, "differs in algorithm: "),
         (many, {"rounds": 2}, "is already at round 3, beyond rounds = 2"),
     ],
 )  # fmt: skip
@@ -289,7 +289,7 @@ def test_the_checkpoint_of_other_runs_is_refused(train, change, words, tmp_path)
 def test_the_checkpoint_of_a_single_run_is_none_of_a_family(tmp_path):
     file = tmp_path / "state.safetensors"
     eq.train(softmax(), clients(), rounds=2, clients_per_round=4, checkpoint=file)
-    with pytest.raises(CheckpointError, match="its number of runs is 1, here it is 3"):
+    with pytest.raises(CheckpointError, match="differs in number of runs: 1 there, 3 here"):
         family(checkpoint=file)
 
 

@@ -42,7 +42,7 @@ def problems(algorithm: Algorithm, **around: Any) -> Iterator[IncompatibleParts]
 
     Rows that name a fact about something that is not around (a model, a network) do not hold.
     """
-    facts = facts_of(algorithm) | around
+    facts = {**facts_of(algorithm), **around}
     names: dict[str, str] = {}
     for row in rows():
         if all(facts.get(fact) if not fact.startswith("no ") else not facts.get(fact[3:]) for fact in row.facts):
@@ -122,7 +122,7 @@ def facts_of(algorithm: Algorithm) -> Mapping[str, Any]:
         "stragglers": solver.straggler_share > 0 and solver.efforts is not None,
         "stragglers of this solver": slow.straggler_share > 0 and slow.efforts is not None,
         "steps have a length": inner.normalisers is not None,
-        "rates by name": bool(inner.rates),
+        "rates by name": isinstance(inner.rates, Mapping) and len(inner.rates) > 0,  # others may mean something else by it
         "clients keep rows": solver.keeps is not None,
         "common correction": solver.after_total is not None,
         "sum of all updates": solver.after_total is not None and solver.after_rows is None,

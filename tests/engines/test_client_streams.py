@@ -1,7 +1,5 @@
 """Clients that a GPU trains side by side, here not captured but with the same slots; and the choice between paths."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from test_step_graphs import SOLVERS
@@ -47,7 +45,7 @@ def test_clients_side_by_side_agree_with_the_loop(name, model):
         for index, clients in enumerate((5, 3, 6)):  # slots are used again, and grow
             alpha = torch.full((6,), 1 / 6, dtype=torch.float64)
             cohort = eq.sampling.Uniform()(index, alpha, clients_per_round=clients, seed=4)
-            cohort = replace(cohort, effort=solver.efforts(cohort, data.train.keys[cohort.clients]))
+            cohort = cohort.having(effort=solver.efforts(cohort, data.train.keys[cohort.clients]))
             found, wanted = (e.updates(params, cohort, solver) for e in (engine, Loop().start(task, data)))
             torch.testing.assert_close(found.update, wanted.update, rtol=1e-8, atol=1e-11)
             torch.testing.assert_close(found.losses, wanted.losses, rtol=1e-9, atol=1e-11, equal_nan=True)

@@ -687,6 +687,7 @@ def test_network_variants_are_composed_not_overridden():
     allowed = {
         "Observer",
         "Engine",
+        "Stage",
         "NamedTuple",
         "Protocol",
         "IntEnum",

@@ -90,7 +90,7 @@ def test_no_bit_depends_on_the_other_jobs(
     solver = SGD(lr=0.3, batch_size=batch, epochs=epochs, prox=prox, straggler_share=straggling, stragglers="drop")
     cohort = everyone(len(sizes))
     if straggling:
-        cohort = replace(cohort, effort=torch.from_numpy(np.resize([2, 0, 1], len(sizes))))
+        cohort = cohort.having(effort=torch.from_numpy(np.resize([2, 0, 1], len(sizes))))
     inside = sorted(cut for cut in cuts if cut < len(sizes))
     assert_equal_bits(engine, jobs_of(engine, cohort, inside, several_models=several_models), solver, aggregator)
 
@@ -145,7 +145,7 @@ def test_batches_that_are_too_many_for_one_table_change_nothing(monkeypatch, cal
 @compiled
 def test_clients_with_a_pull_of_their_own_and_malicious_ones(calls):
     data = FederatedData(make_clients(SIZES))
-    pulled = replace(everyone(10), prox=torch.linspace(0.0, 2.0, 10, dtype=torch.float64))
+    pulled = everyone(10).having(prox=torch.linspace(0.0, 2.0, 10, dtype=torch.float64))
     engine = started(data)
     assert_equal_bits(engine, jobs_of(engine, pulled, [3, 7]))
     engine = started(attacks.apply(data, attacks.SignFlip(0.3)))

@@ -1,7 +1,5 @@
 """Steps that a GPU replays, here not captured but with the same buffers; and the grouping of ragged clients."""
 
-from dataclasses import replace
-
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -55,7 +53,7 @@ def test_replayed_steps_agree_with_the_loop(name):
         for index, clients in enumerate((5, 3, 6)):  # buffers are used again, and grow
             alpha = torch.full((6,), 1 / 6, dtype=torch.float64)
             cohort = eq.sampling.Uniform()(index, alpha, clients_per_round=clients, seed=4)
-            cohort = replace(cohort, effort=solver.efforts(cohort, data.train.keys[cohort.clients]))
+            cohort = cohort.having(effort=solver.efforts(cohort, data.train.keys[cohort.clients]))
             found, wanted = (e.updates(params, cohort, solver) for e in (engine, Loop().start(task, data)))
             torch.testing.assert_close(found.update, wanted.update, rtol=1e-8, atol=1e-11)
             torch.testing.assert_close(found.losses, wanted.losses, rtol=1e-9, atol=1e-11, equal_nan=True)
@@ -188,7 +186,7 @@ def test_replayed_steps_by_shifted_gradients_agree_with_the_loop(dynamic):
     rows = torch.randn(4, task.layout.dimension, generator=rng, dtype=torch.float64)
     solver = AdjustedSolver(eq.solvers.SGD(lr=0.2, batch_size=4, momentum=0.5), shift=shift, dynamic=dynamic)
     prox = torch.tensor([0.5, 0.1, 0.2, 0.3], dtype=torch.float64) if dynamic else None
-    cohort = replace(everyone(4), rows=rows, prox=prox)
+    cohort = everyone(4).having(rows=rows, prox=prox)
     engine, _ = replaying(task, data)
     found, wanted = (e.updates(params, cohort, solver) for e in (engine, Loop().start(task, data)))
     assert engine.paths_taken == ("step graphs",)
@@ -212,7 +210,7 @@ def test_replayed_steps_by_turns_agree_with_the_loop():
     ):
         fresh = torch.zeros(5, 1 + task.layout.dimension) if isinstance(solver, EnvelopeSteps) else None
         for _ in range(2):
-            cohort = replace(everyone(5), rows=fresh)
+            cohort = everyone(5).having(rows=fresh)
             found, wanted = (e.updates(params, cohort, solver) for e in (engine, loop))
             assert engine.paths_taken == ("step graphs",)
             torch.testing.assert_close(found.update, wanted.update, rtol=1e-7, atol=1e-9)

@@ -246,7 +246,7 @@ def test_other_data_are_refused_on_resume(tmp_path):
     experiment = build(config)
     experiment.train(checkpoint=place.checkpoint)
     place.config.write_text(place.config.read_text().replace("examples = 20", "examples = 21"))
-    with pytest.raises(CheckpointError, match=r"its data is label_shift, 12 clients"):
+    with pytest.raises(CheckpointError, match="differs in data: label_shift, 12 clients"):
         folder.run(build(RunConfig.read(place.config)), place, progress=False)
 
 

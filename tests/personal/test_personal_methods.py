@@ -224,7 +224,7 @@ def test_mapper_at_0_sends_the_solvers_work(engine):
     data = ragged()
     context = context_of(eq.models.Softmax(4, 3).double(), data, engine)
     w = torch.randn(15, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    cohort = replace(everyone(data), effort=torch.tensor([2, 1, 2, 1]))
+    cohort = everyone(data).having(effort=torch.tensor([2, 1, 2, 1]))
     solver = SGD(lr=0.2, batch_size=3, epochs=2, momentum=0.5, weight_decay=0.1, prox=0.7, straggler_share=0.5)
     rows = torch.cat([w.new_zeros(1), w + 1]).expand(4, -1)
     method = Mapper((0.0,))

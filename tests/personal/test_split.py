@@ -289,7 +289,7 @@ def test_with_everything_kept_it_is_local_but_for_the_batches_that_are_drawn(eng
 
     split, apart = models(Split("*")), models(eq.personal.Local())
     assert not torch.equal(split, apart)
-    monkeypatch.setattr(PersonalContext, "own_stream", lambda self, cohort: replace(cohort, effort=None, rows=None))
+    monkeypatch.setattr(PersonalContext, "own_stream", lambda self, cohort: cohort.having(effort=None, rows=None))
     assert torch.equal(split, models(eq.personal.Local()))
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from equipoise.core.equality import same_part
 from equipoise.core.grouping import grouped
+from equipoise.errors import Diverged
 from equipoise.types import Engine, Job, LocalWork
 from equipoise.types.round_contracts import Ask
 
@@ -22,7 +23,15 @@ def answer_all(engine: Engine, asks: Sequence[Ask]) -> list[Any]:
     answers |= zip(losses, losses_of(engine, [asks[i] for i in losses]), strict=True)
     updates = [i for i, ask in enumerate(asks) if ask.what == "update"]
     answers |= zip(updates, updates_of(engine, [asks[i] for i in updates]), strict=True)
-    return [answers[i] if i in answers else ask.rule() for i, ask in enumerate(asks)]
+    return [answers[i] if i in answers else _own(ask) for i, ask in enumerate(asks)]
+
+
+def _own(ask: Ask) -> Any:
+    """What a function that clients know gives; work that diverges is the end of one run, and no error of the others."""
+    try:
+        return ask.rule()
+    except Diverged as failure:
+        return failure
 
 
 def losses_of(engine: Engine, asks: Sequence[Ask]) -> list[Tensor]:

@@ -56,7 +56,7 @@ class LoopEngine(Engine):
     def __init__(self, task: Task, data: FederatedData, device: torch.device, sets: DeviceSets | None = None) -> None:
         self.device, self.task, self.sets = device, task.to(device), sets or DeviceSets(device, data)
         self.data, self.train = data, self.sets[data.train]
-        self.omniscient_attack = sees_all_updates(data)
+        self.omniscient_attack = bool(data.malicious) and sees_all_updates(data)
 
     @property
     def expect(self) -> Callable[[Tensor], None] | None:
@@ -161,11 +161,14 @@ class LoopEngine(Engine):
         """Make the module the given model: parameters and carried values."""
         params, carried = self.task.split(model)
         self.task.layout.write(self.task.module, params)
-        self.task.carried.write(self.task.module, carried)
+        if self.task.carried.names:
+            self.task.carried.write(self.task.module, carried)
 
     def _sent(self, params: Tensor, cohort: Cohort, place: int, solver: LocalSolver) -> ClientWork:
         """What a client sends: the update of its local work, or what an attack makes of it; and the loss it saw."""
         work = self._train_client(params, cohort, place, solver)
+        if not self.data.malicious:
+            return work
         here = cohort.clients[place : place + 1]
         key = self._key(cohort, int(here)).reshape(1)
         share = None if cohort.shares is None else cohort.shares[place : place + 1]

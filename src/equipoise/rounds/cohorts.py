@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from equipoise.core import rng
 from equipoise.core.abilities import named_part
+from equipoise.core.equality import same_part
 from equipoise.runs.secret_cohorts import draw_unforeseen
 from equipoise.types import Cohort
 
@@ -36,6 +39,14 @@ class Cohorts:
         """Whether nobody can foresee who is drawn: the cohorts of a run with noise follow from its secret."""
         noise = self.run.noise
         return noise is not None and not noise.nominal
+
+    def like(self, other: Cohorts) -> bool:
+        """Whether two runs have the same cohorts in every round: not if one draws them from a secret of its own."""
+        if self.is_secret or other.is_secret:
+            return False
+        first, second = self.run, other.run
+        same = first.seed == second.seed and first.clients_per_round == second.clients_per_round
+        return same and same_part(first.sampler, second.sampler) and torch.equal(first.alpha, second.alpha)
 
     def further(self, round_index: int, purpose: str) -> Cohort:
         """A second cohort of a round, for a purpose."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from equipoise.core.equality import same_part
 from equipoise.core.grouping import grouped
 from equipoise.engines.answers import answer_all
 from equipoise.errors import Diverged
@@ -36,7 +35,7 @@ def together(answers: Callable[[Sequence[Ask]], Sequence[Any]], rounds: Sequence
     while sent:
         for i, answer in sent.items():
             try:
-                pending[i] = rounds[i].send(answer)
+                pending[i] = rounds[i].throw(answer) if isinstance(answer, Diverged) else rounds[i].send(answer)
             except StopIteration as end:
                 ended[i] = end.value
             except Diverged as failure:
@@ -73,7 +72,7 @@ class InTurn:
         self.runs, self.engine = runs, runs[0].engine
         self.stores = {clients.store for clients in runs[0].data.splits.values() if clients.store is not None}
         self.expect = runs[0].engine_traits.expect if all(run.algorithm.traits.sampler.pure for run in runs) else None
-        same = grouped(range(len(runs)), lambda i, j: draw_alike(runs[i], runs[j]))
+        same = grouped(range(len(runs)), lambda i, j: runs[i].draw.like(runs[j].draw))
         self.drawing = [runs[group[0]].draw for group in same]
         for group, drawing in zip(same, self.drawing, strict=True):
             for i in group:
@@ -132,11 +131,3 @@ class OverANetwork:
         except Diverged as failure:
             return failure
         return committed(run, after), report
-
-
-def draw_alike(first: Any, second: Any) -> bool:
-    """Whether two runs have the same cohorts in every round: not if one draws them from a secret of its own."""
-    if first.draw.is_secret or second.draw.is_secret:
-        return False
-    same = first.seed == second.seed and first.clients_per_round == second.clients_per_round
-    return same and same_part(first.sampler, second.sampler) and torch.equal(first.alpha, second.alpha)

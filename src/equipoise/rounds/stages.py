@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from equipoise.aggregators.stages import Linear, Normalised, Robust
+from equipoise.averaging import Last
 from equipoise.core.abilities import read, solver_traits
 from equipoise.personal.stages import OwnLosses, OwnModels
 from equipoise.risk.stages import Losses, OpenRisk, ScaledStep, TailShare
@@ -68,7 +69,8 @@ def stages_of(run: Any) -> Iterator[Stage]:
         withholds = traits.personal.withholds_carried
         none = torch.zeros(run.task.carried.size, dtype=torch.bool)
         yield Buffers(run.task.carried, none if withholds is None else withholds(run.task).cpu())
-    yield Averaged(run.averaged, traits.averaging.pure)
+    if not isinstance(algorithm.reported, Last):
+        yield Averaged(run.averaged, traits.averaging.pure)
 
 
 def hooks_of(stages: Sequence[Stage]) -> Mapping[str, tuple[Stage, ...]]:

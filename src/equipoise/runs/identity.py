@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 START = "start weights"  # may differ: the checkpoint's hold
 DROPOUT = "dropout"  # how its masks are drawn, of a model that has any
 PYTHON = "version of Python"  # may differ: the code of functions is not compared then
-STOP, NONE = "rule of early stopping", "none"
+STOP = "rule of early stopping"
 METRICS = "metrics", "metrics' code"
 _OF_CODE = ("model's code", "loss's code", "error's code", "algorithm's own code", METRICS[1])
 NOISE = "privacy"
@@ -92,12 +92,12 @@ def _name(function: object) -> str:
 
 def refuse_other_run(path: Path, saved: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
     """Refuse a checkpoint of another run, naming what differs; returns what to say of what may differ."""
-    other_python, notes = saved.get(PYTHON) != given.get(PYTHON), []
+    other_python, notes = saved.get(PYTHON, given.get(PYTHON)) != given.get(PYTHON), []
     for name in sorted({*saved, *given}, key=lambda name: (name == NOISE, name in _OF_CODE)):  # last what others change, too
-        there, here = saved.get(name, NONE), given.get(name, NONE)
-        if there == here or name == PYTHON or (name in _OF_CODE and other_python):
+        there, here = saved.get(name, "nothing"), given.get(name, "nothing")
+        if there == here or (name == PYTHON and other_python) or (name in _OF_CODE and other_python):
             continue
-        if name == START:
+        if name == START and name in saved:
             notes.append("The model starts from other weights here than there; those of the checkpoint hold.")
             continue
         there, here = _from_where_they_differ(there, here)
@@ -105,7 +105,7 @@ def refuse_other_run(path: Path, saved: Mapping[str, str], given: Mapping[str, s
             f"{path} is the checkpoint of another run, which differs in {name}: {there} there, {here} here. "
             "Give the same again, or start a new run with another file."
         )
-    return [*notes, f"It was written with Python {saved.get(PYTHON, NONE)}: code is not compared."] if other_python else notes
+    return [*notes, f"It was written with Python {saved[PYTHON]}: code is not compared."] if other_python else notes
 
 
 def _from_where_they_differ(first: str, second: str) -> tuple[str, str]:

@@ -295,9 +295,10 @@ def set_up(
         refuse_wrong_rates(solver, rounds, int(to_try.train.host_sizes.max()))
     if traits.network is None:
         tell_of_model(task, to_try, algorithm.solver)
-        try_success(task, to_try)
-        tell_of_attack(to_try, in_a_step)
-    if algorithm.private and sees_all_updates(data):
+        if to_try.attack is not None:
+            try_success(task, to_try)
+            tell_of_attack(to_try, in_a_step)
+    if algorithm.private and data.malicious and sees_all_updates(data):
         raise IncompatibleParts(
             f"{data.attack!r} has malicious clients see all updates: one client moves what many send, and noise covers one.",
             "Use an attack that is not omniscient, such as attacks.SignFlip(), or leave out privacy.",

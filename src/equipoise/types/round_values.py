@@ -66,9 +66,11 @@ class Cohort:
         both = {**self.columns, **columns}
         return replace(self, columns={name: column for name, column in both.items() if column is not None})
 
-    def take(self, keep: Tensor) -> Cohort:
-        """The sub-cohort at a boolean mask or positions; base weights are kept as they are."""
-        columns = {name: column[keep.to(column.device)] for name, column in self.columns.items()}
+    def take(self, keep: Tensor | slice) -> Cohort:
+        """The sub-cohort at a boolean mask, positions or a slice; base weights are kept as they are."""
+        columns = {
+            name: column[keep if isinstance(keep, slice) else keep.to(column.device)] for name, column in self.columns.items()
+        }
         inclusion = None if self.inclusion is None else self.inclusion[keep]
         return Cohort(self.round, self.seed, self.clients[keep], self.weights[keep], inclusion, columns, self.rate_of)
 
