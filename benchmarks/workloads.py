@@ -139,14 +139,8 @@ class EquipoiseRounds:
             self.failure = failure
         self._done.release()
 
-    def on_start(self, run: Any) -> None:
-        self._hold()
-
-    def on_state(self, state: Any) -> None:
+    def on_state(self, state: Any) -> None:  # also of the state before the first round
         self.params = state.params
-        self._hold()
-
-    def _hold(self) -> None:
         self._done.release()
         self._go.acquire()
         if self.closed:
