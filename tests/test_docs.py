@@ -237,6 +237,13 @@ def test_complete_configurations_are_accepted(page, tmp_path, monkeypatch):
             assert RunConfig.read(path).train.rounds > 0
 
 
+def test_links_of_the_readme_lead_somewhere():
+    """Those of all other pages are checked where the site is built."""
+    targets = re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    here = [target for target in targets if "://" not in target and not MADE & set(Path(target).parts)]
+    assert [target for target in here if not (ROOT / target).exists()] == []
+
+
 TEST_LINK = re.compile(r"^\[(\w+)\]: ((?:\.\./)+tests/\S+\.py)#(\w+)$", flags=re.M)
 
 
@@ -248,21 +255,6 @@ def test_links_to_tests_name_tests_that_are_there(page):
         source = (page.parent / file).read_text(encoding="utf-8")
         assert re.search(rf"^def {name}\(", source, flags=re.M), f"{page.name}: {file} has no {name}"
         assert f"][{label}]" in text, f"{page.name} does not use [{label}]"
-
-
-def test_each_cell_of_who_learns_what_links_to_a_test():
-    text = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
-    tests = {label for label, _, _ in TEST_LINK.findall(text)}
-    section = text.split("## Who learns what")[1].split("\n## ")[0]
-    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")][2:]
-    assert len(rows) >= 8
-    for name, *cells in rows:
-        assert len(cells) == 3
-        for cell in cells:
-            used = set(re.findall(r"\]\[(\w+)\]", cell))
-            assert used & tests, f"{name.strip()}: {cell.strip()!r} links to no test"
-    for page in ("federation", "operate-federation", "protect-federation"):  # the table is there once
-        assert "| the server |" not in (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
 
 
 def test_the_files_and_names_of_the_papers_page_are_there():
