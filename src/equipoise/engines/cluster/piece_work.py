@@ -204,7 +204,7 @@ KINDS: dict[str, Callable[[SimulatorEngine, Phase, Stretch], Any]] = {
 def _cohort(stretch: Stretch, part: slice) -> Cohort:
     if stretch.cohort is None:
         raise TypeError("this phase has no cohort")
-    return stretch.cohort.take(part)  # type: ignore[arg-type]
+    return stretch.cohort.take(torch.arange(len(stretch.cohort))[part])
 
 
 def _own(stretch: Stretch, part: slice) -> Tensor:
