@@ -27,9 +27,10 @@ def accessible(text: str) -> str:
     """The HTML of a page with levels of headings, formulas that keyboards reach, and pictures named by their page."""
     text = text.replace('role="heading">', 'role="heading" aria-level="2">')  # captions of the sidebar
     text = text.replace('class="math-wrapper docutils container"', 'class="math-wrapper docutils container" tabindex="0"')
-    title = re.search(r"<h1>([^<]*)<", text)
+    title = re.search(r"<h1>(.*?)<a ", text, flags=re.S)
     if title:
-        text = re.sub(r'(<img src="[^"]*/sphx_glr_plot_[^>]* alt=)"plot \d[^"]*"', rf'\1"{title[1]}"', text)
+        words = re.sub(r"<[^>]+>", "", title[1]).strip().replace('"', "&quot;")
+        text = re.sub(r'(<img src="[^"]*/sphx_glr_plot_[^>]* alt=)"plot \d[^"]*"', lambda found: f'{found[1]}"{words}"', text)
     return re.sub(
         r'<a class="reference internal" href="(plot_[^"]+)"><span class="(?:doc|std std-ref)">([^<]+)</span></a>',
         r'<a class="reference internal" href="\1" aria-label="\2"><span class="doc">\2</span></a>',
