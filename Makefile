@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-long test-cluster test-federation campaign lint docs docs-only bench bench-gpu clean
+.PHONY: setup demo test test-long test-cluster test-federation lint docs docs-only bench bench-gpu clean
 
 setup: $(READY)
 
@@ -19,9 +19,9 @@ demo: $(READY)
 
 # One torch thread per process: two test processes on two cores, never more threads than cores.
 test: $(READY)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not (long or federation or cluster or campaign or docs)"
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not (long or federation or cluster or docs)"
 
-# Federations of real processes.
+# Federations of real processes, and audits by fresh noise.
 test-long: $(READY)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m long tests
 
@@ -32,10 +32,6 @@ test-cluster: $(READY)
 # A federation as it is operated: five machines in network namespaces. Needs Linux, root, nginx and curl, else it is skipped.
 test-federation: $(READY)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -s -m federation tests
-
-# A slice of the campaign of docs/reliability.md, which looks for faults that nobody knows yet, and audits by fresh noise.
-campaign: $(READY)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m campaign tests
 
 # The documentation site, into docs/_build/html: any static host serves that folder. Warnings are errors. Notebooks and examples
 # are executed again only if they or the library changed. The second command opens pages in a browser without a network.

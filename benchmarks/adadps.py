@@ -14,19 +14,17 @@ about a minute on a free core, two with public examples.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from statistics import fmean, stdev
 
 import torch
+from published import has, options_of, print_rows, spread
 from torch import Tensor
 
 import equipoise as eq
@@ -87,7 +85,7 @@ def toy(runs: int = 5) -> None:
     start = toy_loss(LinearRegression(x.shape[1], bias=False), x, y)
     print("\n## Toy regression, thesis 6.2.1 and Figure 6.4 (a picture without numbers; private axis from 0.75 to 3.3)")
     print(f"\nTraining loss at the end, {runs} runs; at w = 0 it is {start:.2f}.\n")
-    print("| training | method | lr | loss | ε by RDP (published 4.13) | ε by PLD |\n|---|---|---|---|---|---|")
+    rows = []
     grids = {  # wider than the published choices 0.03, 0.003, 0.1 and 0.2
         (False, False): (0.01, 0.03, 0.1),
         (False, True): (0.001, 0.003, 0.01, 0.03),
@@ -104,8 +102,9 @@ def toy(runs: int = 5) -> None:
             [found[0][1].nominal_epsilon(TOY_DELTA, method=method) for method in ("rdp", "pld")] if private else [math.inf] * 2
         )
         kind = "private" if private else "not private"
-        figures = f"{fmean(losses):.3g} ± {stdev(losses):.2g} | {spent[0]:.2f} | {spent[1]:.2f}"
-        print(f"| {kind} | {name} | {lr:g} | {figures} |", flush=True)
+        figures = f"{fmean(losses):.3g} ± {stdev(losses):.2g}"
+        rows.append([kind, name, f"{lr:g}", figures, *(f"{epsilon:.2f}" for epsilon in spent)])
+    print_rows(["training", "method", "lr", "loss", "ε by RDP (published 4.13)", "ε by PLD"], rows)
 
 
 # --------------------------------------------------------------------------------------------------------------------- IMDB
@@ -332,43 +331,35 @@ def imdb(names: Sequence[str], seeds: int, workers: int, folder: str, device: st
     private = TRAINING - PUBLIC
     print(f"\n## IMDB, logistic regression: test accuracy, {seeds} seeds\n\n{private} private and {PUBLIC} public reviews,")
     print(f"batch {BATCH}, {EPOCHS} epochs, noise multiplier {NOISE:g}, δ = {DELTA:g}.\n")
-    print("| method | published | ours | ε by RDP | ε by PLD | settings, chosen on validation | seconds |\n" + "|---" * 7 + "|")
+    rows = []
     for name in names:
         own = [outcome for job, outcome in found if job.method == name]
-        spread = f" ± {stdev(o.accuracy for o in own):.3f}" if len(own) > 1 else ""
-        cells = [
-            name, METHODS[name].published, f"{fmean(o.accuracy for o in own):.3f}{spread}",
-            *(f"{epsilon_of(own[0].events, DELTA, method=method):.3f}" for method in ("rdp", "pld")),
-            shown(METHODS[name].chosen), f"{fmean(o.seconds for o in own):.0f}",
-        ]  # fmt: skip
-        print("| " + " | ".join(cells) + " |", flush=True)
+        spent = [f"{epsilon_of(own[0].events, DELTA, method=method):.3f}" for method in ("rdp", "pld")]
+        about = [shown(METHODS[name].chosen), f"{fmean(o.seconds for o in own):.0f}"]
+        rows.append([name, METHODS[name].published, spread((o.accuracy for o in own), 3), *spent, *about])
+    heads = ["method", "published", "ours", "ε by RDP", "ε by PLD", "settings, chosen on validation", "seconds"]
+    print_rows(heads, rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", default=os.environ.get("EQUIPOISE_DATA"), help="the folder of imdb_bow.npz")
-    parser.add_argument("--parts", default="toy,imdb")
-    parser.add_argument("--methods", default="main", help="main (Table 6.11), all, or names separated by ;")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--tune", action="store_true", help="search on validation reviews instead of reporting test figures")
-    options = parser.parse_args()
+    options = options_of(
+        __doc__, parts="toy,imdb", methods="main", seeds=3, workers=2, device="cpu", tune=False
+    ).parse_args()  # methods: main (Table 6.11), all, or names separated by ;
     torch.set_num_threads(1)
     parts = options.parts.split(",")
     if "toy" in parts and not options.tune:
         toy()
     if "imdb" not in parts:
         return
-    if options.data is None or not (Path(options.data) / "imdb_bow.npz").is_file():
-        print("\nimdb: skipped, since imdb_bow.npz is not there (--data DIR, or the variable EQUIPOISE_DATA).")
+    if not has(options.data, "imdb_bow.npz"):
         return
+    folder = str(options.data)
     kinds = {"main": [name for name in METHODS if METHODS[name].main], "all": list(METHODS)}
     names = kinds.get(options.methods) or options.methods.split(";")
     if options.tune:
-        tune(names, options.workers, options.data, options.device)
+        tune(names, options.workers, folder, options.device)
     else:
-        imdb(names, options.seeds, options.workers, options.data, options.device)
+        imdb(names, options.seeds, options.workers, folder, options.device)
 
 
 if __name__ == "__main__":

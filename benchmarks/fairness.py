@@ -10,8 +10,6 @@ take hours on two cores; every table says which.
 
 from __future__ import annotations
 
-import argparse
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from published import has, options_of, print_rows, spread
 from torch import Tensor, nn
 
 import equipoise as eq
@@ -127,7 +126,7 @@ SCALES = {
 # Tables
 
 
-def spread(seeds: Seeds) -> Row:
+def over_seeds(seeds: Seeds) -> Row:
     return {name: Spread.of(figures[name] for figures in seeds) for name in seeds[0]}
 
 
@@ -142,19 +141,15 @@ def by_client(table: ClientTable) -> dict[str, float]:
     return {"example": eq.metrics.mean(accuracy, table.size)} | dict(zip(table.client, accuracy.tolist(), strict=True))
 
 
-def cell(row: Row, name: str) -> str:
-    if name not in row:
-        return "–"
-    digits = FIGURES[name].digits if name in FIGURES else 1
-    return f"{row[name].mean:.{digits}f} ± {row[name].deviation:.{digits}f}"
+def digits_of(name: str) -> int:
+    return FIGURES[name].digits if name in FIGURES else 1
 
 
 def print_table(title: str, rows: Sequence[tuple[str, Row]], columns: Iterable[str] = FIGURES) -> None:
     names = list(columns)
-    print(f"\n{title}\n| | {' | '.join(FIGURES[n].title if n in FIGURES else n for n in names)} |")
-    print("|---" * (len(names) + 1) + "|")
-    for label, row in rows:
-        print(f"| {label} | {' | '.join(cell(row, name) for name in names)} |")
+    print(f"\n{title}")
+    cells = [[label, *(spread(row[n], digits_of(n)) if n in row else "–" for n in names)] for label, row in rows]
+    print_rows(["", *(FIGURES[n].title if n in FIGURES else n for n in names)], cells)
 
 
 def beside(table: Mapping[str, Row], measured: Mapping[str, Seeds]) -> list[tuple[str, Row]]:
@@ -162,12 +157,12 @@ def beside(table: Mapping[str, Row], measured: Mapping[str, Seeds]) -> list[tupl
     rows = []
     for name in dict.fromkeys([*table, *measured]):
         rows += [(f"{name}, published", table[name])] if name in table else []
-        rows += [(f"{name}, measured", spread(measured[name]))] if name in measured else []
+        rows += [(f"{name}, measured", over_seeds(measured[name]))] if name in measured else []
     return rows
 
 
 def alone(measured: Mapping[str, Seeds]) -> list[tuple[str, Row]]:
-    return [(name, spread(seeds)) for name, seeds in measured.items()]
+    return [(name, over_seeds(seeds)) for name, seeds in measured.items()]
 
 
 def print_changes(table: Mapping[str, Row], measured: Mapping[str, Seeds], names: Iterable[str], start: str, end: str) -> None:
@@ -176,7 +171,7 @@ def print_changes(table: Mapping[str, Row], measured: Mapping[str, Seeds], names
         was = table[end][name].mean - table[start][name].mean
         changes = [after[name] - before[name] for before, after in zip(measured[start], measured[end], strict=True)]
         now, agreeing = Spread.of(changes), sum(change * was > 0 for change in changes)
-        title, digits = (FIGURES[name].title, FIGURES[name].digits) if name in FIGURES else (name, 1)
+        title, digits = FIGURES[name].title if name in FIGURES else name, digits_of(name)
         verdict = "the published direction" if now.mean * was > 0 else "NOT the published direction"
         verdict += f" (in {agreeing} of {len(changes)} seeds)"
         print(
@@ -451,12 +446,7 @@ PARTS_WITH_DATA = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scale", choices=SCALES, default="small")
-    parser.add_argument("--seeds", type=int, help="how many, instead of the scale's own number")
-    parser.add_argument("--data", type=Path, default=os.environ.get("EQUIPOISE_DATA"), help="the folder of the real data")
-    parser.add_argument("--parts", default="synthetic,optimum,vehicle,adult,fashion")
-    options = parser.parse_args()
+    options = options_of(__doc__, scale="small", seeds=None, parts="synthetic,optimum,vehicle,adult,fashion").parse_args()
     torch.set_num_threads(1)
     scale = SCALES[options.scale]
     scale = replace(scale, seeds=options.seeds or scale.seeds, other_seeds=min(options.seeds or 99, scale.other_seeds))
@@ -465,13 +455,9 @@ def main() -> None:
         synthetic_part(scale)
     if "optimum" in wanted:
         optimum_part(scale)
-    for name, (part, filename) in PARTS_WITH_DATA.items():
-        if name not in wanted:
-            continue
-        if options.data is None or not (Path(options.data) / filename).is_file():
-            print(f"\n{name}: skipped, since {filename} is not there (--data DIR, or the variable EQUIPOISE_DATA).")
-            continue
-        part(scale, Path(options.data))
+    for name, (part, file) in PARTS_WITH_DATA.items():
+        if name in wanted and has(options.data, file):
+            part(scale, Path(options.data))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ of gradients: clients take one full gradient step of length 1, the server steps 
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -20,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+from published import options_of
 
 import equipoise as eq
 from equipoise.privacy import DifferentialPrivacy, PrivateQuantile
@@ -80,36 +80,32 @@ def tuned(tail: float, rounds: int) -> Knobs:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--rounds", type=int, default=1000)
-    asked.add_argument("--epsilons", type=float, nargs="+", default=[3.0, 5.0, 10.0, 15.0, 20.0])
-    asked.add_argument("--tails", type=float, nargs="+", default=[1.0, 0.5, 0.25])
-    asked.add_argument("--seeds", type=int, default=2)
-    asked.add_argument("--knobs", type=Path, help="a file of figures whose knobs are used, instead of choosing them again")
-    asked.add_argument("--out", type=Path, default=Path("private_tail.json"))
-    options = asked.parse_args()
+    options = options_of(
+        __doc__, rounds=1000, epsilons="3,5,10,15,20", tails="1,0.5,0.25", seeds=2, knobs="", out=Path("private_tail.json")
+    ).parse_args()  # knobs: a file of figures whose knobs are used, instead of choosing them again
+    epsilons, tails = ([float(value) for value in given.split(",")] for given in (options.epsilons, options.tails))
     torch.set_num_threads(1)
     began = time.perf_counter()
-    known = json.loads(options.knobs.read_text())["knobs"] if options.knobs else {}
-    knobs = {tail: Knobs(**known[str(tail)]) if known else tuned(tail, options.rounds) for tail in options.tails}
+    known = json.loads(Path(options.knobs).read_text())["knobs"] if options.knobs else {}
+    knobs = {tail: Knobs(**known[str(tail)]) if known else tuned(tail, options.rounds) for tail in tails}
     rows = []
     print("| ε | tail | mean error, % | 90th percentile, % | published at ε = 5 | ε by the accountant |")
     print("|---|---|---|---|---|---|")
-    for epsilon in options.epsilons:
-        for tail in options.tails:
+    for epsilon in epsilons:
+        for tail in tails:
             runs = [run(tail, epsilon, knobs[tail], options.rounds, seed) for seed in range(options.seeds)]
-            means, tails = [100 * r.summary("test").error.mean for r in runs], [tail_error(r, "test") for r in runs]
+            means, worst = [100 * r.summary("test").error.mean for r in runs], [tail_error(r, "test") for r in runs]
             spent = max(r.epsilon.epsilon for r in runs if r.epsilon is not None)
             published = f"{PUBLISHED[tail]:.1f}" if epsilon == 5 and tail in PUBLISHED else ""
-            print(f"| {epsilon:g} | {tail:g} | {shown(means)} | {shown(tails)} | {published} | {spent:.3f} |", flush=True)
-            rows.append({"epsilon": epsilon, "tail": tail, "mean": means, "percentile_90": tails, "spent": spent})
+            print(f"| {epsilon:g} | {tail:g} | {shown(means)} | {shown(worst)} | {published} | {spent:.3f} |", flush=True)
+            rows.append({"epsilon": epsilon, "tail": tail, "mean": means, "percentile_90": worst, "spent": spent})
     content = {"rounds": options.rounds, "knobs": {str(t): asdict(k) for t, k in knobs.items()}, "rows": rows}
     options.out.write_text(json.dumps(content, indent=1))
     print(f"chosen on validation clients at ε = 5: {knobs}\n{time.perf_counter() - began:.0f} s; figures in {options.out}")
 
 
 def shown(values: list[float]) -> str:
-    """Mean ± standard deviation over seeds."""
+    """Mean ± standard deviation of these seeds (divided by n: half the difference of two)."""
     return f"{statistics.mean(values):.1f} ± {statistics.pstdev(values):.1f}"
 
 

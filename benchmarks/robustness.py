@@ -16,14 +16,12 @@ that is allowed, f = ⌊(K − 3)/2⌋. The number of rounds and of clients per 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -32,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from published import has, options_of
 from torch import Tensor, nn
 
 import equipoise as eq
@@ -123,7 +122,7 @@ class Job:
     seed: int
     scale: Scale
     folder: str | None
-    device: str | None
+    device: str
     combinations: bool
     methods: tuple[str, ...]
     precision: str
@@ -275,7 +274,7 @@ def run_column(job: Job) -> dict[str, dict[str, Any]]:
     """All methods of one column and seed: by name the mean and deviation of accuracy over benign clients, and more."""
     warnings.simplefilter("ignore", EquipoiseNotice)
     torch.set_num_threads(1)
-    if job.device is not None and job.workers > 1:
+    if job.device != "cpu" and job.workers > 1:
         torch.cuda.set_per_process_memory_fraction(0.9 / job.workers)
         # Paths are not measured: beside other runs the faster one would be a matter of chance.
         simulator_engine.measured_on_device = lambda *asked: None  # type: ignore[assignment]
@@ -293,9 +292,6 @@ def run_column(job: Job) -> dict[str, dict[str, Any]]:
         write_json(place, bench.found)
         print(f"{job.column.title}, seed {job.seed}: {name}, {bench.found[name].get('seconds', 0):.0f} s", flush=True)
     return bench.found
-
-
-# Tables and words
 
 
 Table = Mapping[str, Mapping[str, Mapping[str, Any]]]  # column, method, figures
@@ -341,102 +337,12 @@ def markdown(table: Table) -> str:
     return "\n".join(lines)
 
 
-def leaders(table: Table, names: Iterable[str]) -> dict[str, list[str]]:
-    """By column the methods with the highest mean, to three digits."""
-    allowed, found = set(names), {}
-    for title, row in table.items():
-        means = {m: round(f["mean"], 3) for m, f in row.items() if m in allowed and math.isfinite(f["mean"])}
-        found[title] = [m for m, value in means.items() if value == max(means.values())]
-    return found
-
-
-def words(table: Table) -> list[str]:
-    """What the table says about the chapter's two claims, beside what the published one says."""
-    said = []
-    first = leaders(table, METHODS)
-    won = [title for title, names in first.items() if set(names) & set(PERSONAL)]
-    places = {c.title: i for i, c in enumerate(COLUMNS)}
-    then = [
-        title for title in table
-        if max(published(m)[places[title]][0] for m in PERSONAL) >= max(published(m)[places[title]][0] for m in METHODS)
-    ]  # fmt: skip
-    said.append(
-        f"Ditto or finetuning leads in {len(won)} of {len(table)} columns (published: {len(then)}). Leaders: "
-        + "; ".join(f"{title}: {', '.join(names)}" for title, names in first.items()) + "."
-    )  # fmt: skip
-    spread = {
-        title: max(
-            (m for m in METHODS if m in row and math.isfinite(row[m]["mean"])),
-            key=lambda m: row[m]["mean"] - row[m]["deviation"],
-        )
-        for title, row in table.items()
-    }
-    fair = [title for title, name in spread.items() if name in PERSONAL]
-    said.append(f"By mean minus standard deviation (bold in the thesis's Table 5.1) they lead in {len(fair)} of {len(table)}.")
-    attacked = [t for t in table if t != "clean" and {"fair", "global"} <= set(table[t])]
-    lines, collapsed = [], 0
-    for title in attacked:
-        now = table[title]["fair"]["mean"] - table[title]["global"]["mean"]
-        was = published("fair")[places[title]][0] - published("global")[places[title]][0]
-        collapsed += now < -0.05
-        lines.append(f"{title}: {100 * now:+.1f} (published {100 * was:+.1f})")
-    if attacked:
-        said.append(
-            f"fair − global in points: {'; '.join(lines)}. Fair training is more than 5 points below plain training in "
-            f"{collapsed} of {len(attacked)} attacked columns (published: "
-            f"{sum(published('fair')[places[t]][0] - published('global')[places[t]][0] < -0.05 for t in attacked)})."
-        )
-        said += [why(table, title) for title in attacked]
-    return said
-
-
-def why(table: Table, title: str) -> str:
-    """How the tilt sees malicious clients in one column, at the last evaluation of the fair run."""
-    fair = table[title]["fair"]
-    if "tilted_share" not in fair:
-        return f"{title}: the fair run diverged."
-    share = next(c.share for c in COLUMNS if c.title == title)
-    shares = ", ".join(f"{100 * s:.0f} %" for s in fair["tilted_share"])
-    return (
-        f"{title}: at the end of fair training benign clients have training loss {fair['benign_loss'][-1]:.2f}, malicious ones "
-        f"{fair['malicious_loss'][-1]:.2f}; these are {share:.0%} of the clients and hold {shares} of the tilted weight "
-        "along the run."
-    )
-
-
-def time_ratio(job: Job) -> dict[str, float]:
-    """Median seconds of a round: plain, with one λ of Ditto, with three."""
-    bench = Bench(replace(job, column=COLUMNS[0]))
-    methods = {
-        "plain": None,
-        "Ditto, one λ": eq.personal.Ditto(1.0),
-        "Ditto, three λ": eq.personal.Ditto(1.0, choices=USUAL_STRENGTHS),
-    }
-    seconds = {}
-    for name, method in methods.items():
-        run = bench.train(replace(bench.base, personal=method), rounds=15)
-        seconds[name] = statistics.median(report.seconds for report in run.history.rounds[3:])
-    return seconds
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scale", choices=SCALES, default="small")
-    parser.add_argument("--data", type=Path, default=os.environ.get("EQUIPOISE_DATA"), help="the folder with fashion_mnist.npz")
-    parser.add_argument("--device", help="a torch device such as cuda; the CPU if not given")
-    parser.add_argument("--workers", type=int, default=1, help="processes, one column each at a time")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--rounds", type=int, help="instead of the scale's own number")
-    parser.add_argument("--clients-per-round", type=int, help="instead of the scale's own number")
-    parser.add_argument("--columns", help="some of the columns, e.g. 'clean,A1 50%%'")
-    parser.add_argument("--methods", default=",".join(METHODS), help="some of the methods; Ditto comes with global")
-    parser.add_argument(
-        "--combinations", action="store_true", help="also Ditto with clipping, with multi-Krum, with fair training"
-    )
-    parser.add_argument("--precision", default="float32", help="of a GPU's products: float32, tf32 or bf16")
-    parser.add_argument("--out", type=Path, default=Path("bench"))
-    options = parser.parse_args()
-    folder = str(options.data) if options.data is not None and (Path(options.data) / "fashion_mnist.npz").is_file() else None
+    options = options_of(
+        __doc__, scale="small", device="cpu", workers=1, seeds=1, rounds=None, clients_per_round=None, columns="",
+        methods=",".join(METHODS), combinations=False, precision="float32", out=Path("bench"),
+    ).parse_args()  # fmt: skip
+    folder = str(options.data) if has(options.data, "fashion_mnist.npz") else None
     scale = SCALES[options.scale] if folder is not None else DIGITS
     per_round = options.clients_per_round or scale.clients_per_round
     scale = replace(scale, rounds=options.rounds or scale.rounds, clients_per_round=per_round)
@@ -462,18 +368,15 @@ def main() -> None:
         title: averaged([f for job, f in zip(jobs, found, strict=True) if job.column.title == title])
         for title in dict.fromkeys(job.column.title for job in jobs)
     }
-    ratio = time_ratio(jobs[0])
     data = "Fashion-MNIST" if folder is not None else "scikit-learn's digits (Fashion-MNIST was not found)"
     limits = ", ".join(
         f"{c.title}: {min(round(c.share * per_round), (per_round - 3) // 2)}" for c in COLUMNS if c.title in table
     )
     lines = [
         f"{data}, {scale.clients} clients × {scale.examples} images, {'ConvNet' if scale.network else 'softmax regression'}, "
-        f"{scale.rounds} rounds with {per_round} clients each, {options.seeds} seed(s), {options.device or 'CPU'}, "
+        f"{scale.rounds} rounds with {per_round} clients each, {options.seeds} seed(s), {options.device}, "
         f"{options.workers} process(es), {seconds:.0f} s. Attackers that Krum and multi-Krum expect of {per_round}: {limits}.",
-        "", markdown(table), "", *(f"- {text}" for text in words(table)),
-        f"- A round with Ditto takes {ratio['Ditto, one λ'] / ratio['plain']:.1f} times as long as without, with three λ "
-        f"{ratio['Ditto, three λ'] / ratio['plain']:.1f} times ({1000 * ratio['plain']:.0f} ms without).",
+        "", markdown(table), "",
     ]  # fmt: skip
     for method, key, what in (("FedMGDA+", "epsilon", "ε of FedMGDA+"), ("Ditto", "chosen", "λ that benign clients chose")):
         shown = [f"{title}: {row[method][key]}" for title, row in table.items() if key in row.get(method, {})]
@@ -483,7 +386,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     place = options.out / f"robustness-{options.scale}"
     place.with_suffix(".md").write_text(text + "\n")
-    record = {"data": data, "scale": asdict(scale), "seconds": seconds, "rounds": ratio, "table": table, "published": PUBLISHED}
+    record = {"data": data, "scale": asdict(scale), "seconds": seconds, "table": table, "published": PUBLISHED}
     place.with_suffix(".json").write_text(json.dumps(record, indent=1))
 
 

@@ -9,7 +9,6 @@ which are as noisy as the training rows. The oracle sees clean rows only.
 
 from __future__ import annotations
 
-import argparse
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from published import options_of
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
@@ -368,12 +368,8 @@ def fair_components(ranks: Iterable[int]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4000, help="gradient steps of the published solver (10,000 there)")
-    parser.add_argument("--only", default="7.2,7.3,7.7,7.8,7.10")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    # steps: gradient steps of the published solver (10,000 there)
+    options = options_of(__doc__, seeds=5, steps=4000, only="7.2,7.3,7.7,7.8,7.10", out="").parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", ConvergenceWarning)
     parts = {
@@ -389,7 +385,7 @@ def main() -> None:
         texts.append(parts[name]())
         print(texts[-1] + f"\n({time.perf_counter() - begin:.0f} s)\n", flush=True)
     if options.out:
-        options.out.write_text("\n".join(texts), encoding="utf-8")
+        Path(options.out).write_text("\n".join(texts), encoding="utf-8")
 
 
 if __name__ == "__main__":

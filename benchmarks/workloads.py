@@ -1,9 +1,10 @@
-"""The workloads of the speed benchmark, and the contenders that run them. Each contender is a function that runs one round."""
+"""The workloads of the speed benchmarks, and who runs them: each is a function that runs one round."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal
 
@@ -12,11 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import equipoise as eq
-from equipoise.errors import Diverged
-from equipoise.rounds.driver_choice import choose_driver
-from equipoise.rounds.drivers import Outcome
-from equipoise.runs.setup import set_up
-from equipoise.types import Cohort, ServerState
 
 Round = Callable[[int], None]
 Inputs = Literal["images", "characters", "words"]
@@ -59,10 +55,6 @@ class Workload:
         scaled = drawn * (self.examples / drawn.mean())
         return scaled.round().long().clamp(LEAST_EXAMPLES, MOST_TIMES_MEAN * self.examples)
 
-    def steps_of(self, sizes: Tensor) -> Tensor:
-        """Local steps of clients with so many examples."""
-        return -(-sizes // self.batch_size)
-
 
 @lru_cache(maxsize=2)  # many rows of the table use the same data
 def random_data(inputs: Inputs, features: int, classes: int, sizes: tuple[int, ...]) -> eq.FederatedData:
@@ -101,13 +93,7 @@ def word_lstm() -> nn.Module:
 WORKLOADS = {
     "linear": Workload("linear 784→62, 100 clients per round × 100 examples, batch 10", 1000, 100, 100, 10, softmax),
     "convnet": Workload("ConvNet, 10 clients per round × 100 examples, batch 16", 200, 10, 100, 16, convnet),
-    "many clients": Workload("linear 784→62, 10,000 clients × 100 examples held in memory, 100 per round", 10_000, 100, 100, 10,
-                             softmax),
-    "tails 10": Workload("linear 784→62, four tails, 10 clients per round × 100 examples, batch 10", 200, 10, 100, 10, softmax),
-    "tails 100": Workload("linear 784→62, four tails, 100 clients per round × 100 examples, batch 10", 1000, 100, 100, 10,
-                          softmax),
-}  # fmt: skip
-TAILS = (1.0, 0.8, 0.5, 0.1)
+}
 MODELS = ("linear", "GRU characters", "LSTM embeddings", "ConvNet")  # the ConvNet last: it takes what time is left
 
 
@@ -127,116 +113,50 @@ def grid_workload(model: str, clients_per_round: int, sizes: Sizes, *, clients: 
 def scaling_workload(*, clients_per_round: int = 100, clients: int = 500, examples: int = 100, features: int = 784) -> Workload:
     """The linear workload with other numbers of examples or features, for how cost grows."""
     title = f"linear {features}→62, {clients_per_round} clients per round × {examples} examples"
-    return Workload(
-        title, clients, clients_per_round, examples, 10, partial(softmax, features), features=features
-    )  # fmt: skip
-
-
-def precisions() -> tuple[str | None, ...]:
-    """The precisions that the simulator can be asked for on a GPU; None where it has no choice."""
-    has_choice = any(field.name == "precision" for field in fields(eq.engines.Simulator))
-    return ("float32", "tf32", "bf16") if has_choice else (None,)
-
-
-def states_of(outcomes: Iterable[Outcome]) -> list[ServerState]:
-    """The states after a round; a run that diverges stops the benchmark."""
-    states = []
-    for outcome in outcomes:
-        if isinstance(outcome, Diverged):
-            raise outcome
-        states.append(outcome[0])
-    return states
+    return Workload(title, clients, clients_per_round, examples, 10, partial(softmax, features), features=features)
 
 
 class EquipoiseRounds:
-    """Rounds of Equipoise with an engine, as `train` runs them: calling it with an index runs that round."""
+    """Rounds of `train`, one for each call: an observer holds the run between them. Set-up is over before the first."""
 
-    def __init__(
-        self, workload: Workload, engine: str = "simulator", device: str | None = None, precision: str | None = None
-    ) -> None:
-        options: dict[str, Any] = {"device": device} | ({"precision": precision} if precision is not None else {})
-        choice = eq.engines.Loop(device=device) if engine == "loop" else eq.engines.Simulator(**options)
-        self.workload, self.data = workload, workload.data()
-        self.algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=LEARNING_RATE, batch_size=workload.batch_size))
-        self.setting = set_up(
-            workload.model(), self.data, self.algorithm, rounds=10**9, clients_per_round=workload.clients_per_round, seed=0,
-            loss=None, error=None, engine=choice,
-        )  # fmt: skip
-        self.engine, self.state = self.setting.engine, self.setting.begin()
-        self.clients_per_round = workload.clients_per_round
+    def __init__(self, workload: Workload, rate: float = LEARNING_RATE, risk: Any = None, **engine: Any) -> None:
+        self.params, self.failure, self.closed = None, None, False
+        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._work = workload, risk or eq.risk.Mean(), rate, engine, torch.get_num_threads()
+        threading.Thread(target=self._train, daemon=True).start()
+        self._done.acquire()
 
-    @property
-    def clients_per_round(self) -> int:
-        return self.setting.clients_per_round
+    def _train(self) -> None:
+        workload, risk, rate, engine, threads = self._work
+        torch.set_num_threads(threads)
+        algorithm = eq.Algorithm(risk=risk, solver=eq.solvers.SGD(lr=rate, batch_size=workload.batch_size))
+        try:
+            eq.train(
+                workload.model(), workload.data(), algorithm, rounds=10**9, clients_per_round=workload.clients_per_round,
+                engine=eq.engines.Simulator(**engine), observers=[self], progress=False,
+            )  # fmt: skip
+        except BaseException as failure:
+            self.failure = failure
+        self._done.release()
 
-    @clients_per_round.setter
-    def clients_per_round(self, count: int) -> None:
-        self.setting = replace(self.setting, clients_per_round=count)
-        self.driver = choose_driver([self.setting])
-
-    def cohort(self, index: int) -> Cohort:
-        return self.setting.draw(index)
-
-    def __call__(self, index: int) -> None:
-        if self.state.round != index:
-            self.state = replace(self.state, round=index)
-        (self.state,) = states_of(self.driver([self.state]))
-
-    def local_work(self, cohort: Cohort) -> None:
-        """The engine's part of a round alone, from the present model; the result is dropped."""
-        self.engine.summed_update(
-            self.state.params, cohort, self.algorithm.solver, cohort.weights, self.algorithm.aggregator
-        )  # fmt: skip
-
-    def tally(self, indices: Iterable[int]) -> tuple[int, int]:
-        """Examples seen and local steps taken in these rounds, by all clients together."""
-        sizes = torch.cat([self.data.train.sizes[self.cohort(index).clients] for index in indices])
-        return int(sizes.sum()), int(self.workload.steps_of(sizes).sum())
-
-    @property
-    def waste(self) -> float | None:
-        """The share of computed example slots that were padding in the last round, if the engine says so."""
-        found = getattr(self.engine, "waste", None)
-        return None if found is None else float(found)
-
-    @property
-    def works_by(self) -> str:
-        """The paths that did the last round's local work; "loop" for the loop engine, which the simulator may have chosen."""
-        return ", ".join(getattr(self.engine, "paths_taken", ("loop",)))
+    def on_state(self, state: Any) -> None:  # also of the state before the first round
+        self.params = state.params
+        self._done.release()
+        self._go.acquire()
+        if self.closed:
+            raise SystemExit
 
     def close(self) -> None:
-        getattr(self.engine, "close", lambda: None)()
+        """End the run, with its processes."""
+        self.closed = True
+        self._go.release()
+        self._done.acquire()
 
-
-def equipoise_round(workload: Workload, engine: str) -> Round:
-    """One round of Equipoise with an engine, as `train` runs it."""
-    return EquipoiseRounds(workload, engine)
-
-
-def tails_round(workload: Workload, together: bool, device: str | None = None) -> Round:
-    """One round of Δ-FL with each of four tails: as a family in one batch, or as four runs of their own."""
-    data, solver = workload.data(), eq.solvers.SGD(lr=LEARNING_RATE, batch_size=workload.batch_size)
-    algorithms = [eq.Algorithm(risk=eq.risk.Superquantile(tail), solver=solver) for tail in TAILS]
-    torch.manual_seed(0)
-    model = workload.model()
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.01)
-    setting = set_up(
-        model, data, algorithms[0], rounds=10**9, clients_per_round=workload.clients_per_round, seed=0, loss=None, error=None,
-        engine=eq.engines.Simulator(device=device),
-    )  # fmt: skip
-    settings = [setting.with_algorithm(one, f"tail {tail}") for one, tail in zip(algorithms, TAILS, strict=True)]
-    states = [one.begin() for one in settings]
-    drivers = [choose_driver(settings)] if together else [choose_driver([one]) for one in settings]
-
-    def one(index: int) -> None:
-        nonlocal states
-        if states[0].round != index:
-            states = [replace(state, round=index) for state in states]
-        given = [states] if together else [[state] for state in states]
-        states = [state for driver, some in zip(drivers, given, strict=True) for state in states_of(driver(some))]
-
-    return one
+    def __call__(self, index: int = 0) -> None:
+        self._go.release()
+        self._done.acquire()
+        if self.failure is not None:
+            raise self.failure
 
 
 def plain_round(workload: Workload, device: str | None = None) -> Round:
@@ -271,14 +191,3 @@ def plain_round(workload: Workload, device: str | None = None) -> Round:
                 p.copy_(s + t)
 
     return one
-
-
-CONTENDERS: dict[str, Callable[..., Round]] = {
-    "plain PyTorch loop": plain_round,
-    "equipoise loop": lambda workload, device=None: EquipoiseRounds(workload, "loop", device),
-    "equipoise simulator": lambda workload, device=None, precision=None: EquipoiseRounds(
-        workload, "simulator", device, precision
-    ),
-    "four runs": lambda workload, device=None: tails_round(workload, together=False, device=device),
-    "family of four": lambda workload, device=None: tails_round(workload, together=True, device=device),
-}

@@ -12,8 +12,7 @@ os.environ.setdefault("EQUIPOISE_ONNX", "0")  # examples do not export models
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(DOCS.parent / "src"), os.environ.get("PYTHONPATH", "")]))
 
-import gallery_style  # of docs/_ext
-import source_state
+import source_state  # of docs/_ext
 
 from equipoise.core.version import VERSION
 
@@ -23,15 +22,14 @@ version = release = VERSION
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
     "generated_pages",
     "docstrings",
-    "source_links",
     "whole_site",
-    "run_times",
 ]
 exclude_patterns = ["_build", "_ext", "_static", "_templates", "_cache", "README.md", "gallery/*.ipynb", "gallery/*.py",
                     "gallery/sg_execution_times.rst", "sg_execution_times.rst"]  # fmt: skip
@@ -64,7 +62,7 @@ sphinx_gallery_conf = {
     "show_signature": False,
     "download_all_examples": False,
     "remove_config_comments": True,
-    "reset_modules": ("matplotlib", gallery_style.reset),
+    "reset_modules": ("matplotlib", "gallery_style.reset"),
     "reset_modules_order": "both",
     "image_scrapers": ("matplotlib",),
     "thumbnail_size": (400, 280),
@@ -76,6 +74,7 @@ sphinx_gallery_conf = {
 }
 
 # The reference.
+autosummary_generate = False
 autodoc_typehints = "description"
 autodoc_typehints_format = "short"
 autodoc_typehints_description_target = "all"
@@ -102,8 +101,8 @@ html_theme_options = {
     "dark_css_variables": {"color-brand-primary": "#6cc5dd", "color-brand-content": "#6cc5dd",
                            "color-foreground-muted": "#a3a8b0", "color-foreground-secondary": "#a9b0b8"},
 }  # fmt: skip
-pygments_style = "contrast.Light"
-pygments_dark_style = "contrast.Dark"
+pygments_style = "a11y-high-contrast-light"
+pygments_dark_style = "a11y-high-contrast-dark"
 mathjax_path = "mathjax/tex-svg.js"
 mathjax3_config = {"options": {"enableMenu": False}, "svg": {"fontCache": "global"}}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "

@@ -266,20 +266,6 @@ def test_the_command_line_itself_needs_neither_torch_nor_pydantic():
     assert found.stdout.strip() == "[]"
 
 
-def test_the_reference_mentions_every_command_and_option():
-    sys.path.insert(0, str(ROOT / "docs" / "_ext"))
-    import command_page
-
-    reference = command_page.page()
-    for command in ("demo", "run", "compare", "tune", "reproduce", "plan", "report", "methods", "data list", "data show",
-                    "privacy noise", "privacy epsilon", "privacy audit"):  # fmt: skip
-        assert f"equipoise {command}" in reference
-        options = re.findall(r"--[a-z]+", call(*command.split(), "--help").stdout)
-        for option in set(options) - {"--help"}:
-            assert option in reference, f"{command} {option}"
-    assert "--version" in reference
-
-
 def test_runs_of_a_study_have_a_core_each_and_a_gpu_one_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 3, 4}, raising=False)
     study = ROOT / "examples" / "study.toml"

@@ -1,23 +1,26 @@
-"""The documents: Python blocks of the README and of docs/ run, links lead somewhere, lines wrap at 120 columns."""
+"""The documents: Python blocks of the README and of docs/ run, commands exist, configurations are read, promises have tests."""
 
 import csv
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
 from contextlib import nullcontext
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
+import typer.main
+from typer.core import TyperGroup
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 
-import site_checks  # noqa: E402
+import blocks as blocks_of  # noqa: E402
 
+from equipoise.cli import app  # noqa: E402
 from equipoise.errors import EquipoiseNotice  # noqa: E402
 
 MADE = {"generated", "gallery", "_build", "_cache"}  # folders that building the site makes
@@ -29,7 +32,7 @@ COPIED = ("start.md", "federation.md")  # notebooks that are also run as a reade
 
 
 def blocks(page: Path) -> list[str]:
-    return site_checks.executed_blocks(page.read_text(encoding="utf-8"), cells=page.name in COPIED)
+    return blocks_of.executed_blocks(page.read_text(encoding="utf-8"), cells=page.name in COPIED)
 
 
 def page_name(page: Path) -> str:
@@ -55,31 +58,26 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         assert "Superquantile" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-LESSONS = [page for page in PAGES if page.parent.name == "tutorials"]
-EXTRAS = {"machines.md": {"ray"}, "own-parts.md": {"my_parts"}}  # what a lesson has its reader install, or write
-
-
-@pytest.mark.parametrize("page", LESSONS, ids=page_name)
-def test_a_lesson_needs_nothing_that_installing_the_library_does_not_bring(page):
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    brought = {re.match(r"[\w-]+", each).group().replace("scikit-learn", "sklearn") for each in project["dependencies"]}
-    fences = site_checks.fences(page.read_text(encoding="utf-8"))
-    cells = [each.text for each in fences if each.language == "python" or each.language.startswith("{code-cell}")]
-    needed = {name for cell in cells for name in re.findall(r"^\s*(?:import|from) (\w+)", cell, flags=re.M)}
-    assert needed <= brought | {"equipoise"} | sys.stdlib_module_names | EXTRAS.get(page.name, set())
+def equipoise_commands(block: str) -> list[list[str]]:
+    """The words after `equipoise` of each line of a shell block that begins with it, up to the next operator or comment."""
+    lines = [line.strip().removeprefix("$ ") for line in block.replace("\\\n", " ").splitlines()]
+    found = [shlex.split(re.split(r" [|&;>#] ?| && ", line)[0])[1:] for line in lines if line.startswith("equipoise ")]
+    return [words for words in found if "…" not in " ".join(words)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_no_block_of_code_is_left_out(page):
-    """Python is run by the tests or by the build, TOML can be read, and commands, options and targets of make exist."""
-    text = page.read_text(encoding="utf-8")
-    from command_page import commands
-
-    passed_on = {"flower node": {"--superlink", "--node-config"}}  # options of flower-supernode
-    assert site_checks.unexecuted_blocks(text) + site_checks.indented_code(text) + site_checks.unknown_marks(text) == []
-    assert site_checks.wrong_toml(text) + site_checks.unknown_commands(text, commands(), passed_on) == []
-    assert site_checks.unknown_scripts(text, ROOT) == []
-    assert site_checks.unknown_targets(text, (ROOT / "Makefile").read_text(encoding="utf-8")) == []
+def test_commands_and_their_options_exist(page):
+    root = typer.main.get_command(app)
+    for block in blocks_of.shell_blocks(page.read_text(encoding="utf-8")):
+        for words in equipoise_commands(block):
+            command, rest = root, list(words)
+            while isinstance(command, TyperGroup) and rest and not rest[0].startswith("-"):
+                assert rest[0] in command.commands, f"{page.name}: equipoise {' '.join(words)}"
+                command = command.commands[rest.pop(0)]
+            known = {each for parameter in command.params for each in (*parameter.opts, *parameter.secondary_opts)}
+            passed_on = {"--superlink", "--node-config", "--help"}  # flower-supernode's, behind `flower node`
+            given = {word.partition("=")[0] for word in rest if word.startswith("--")}
+            assert given <= known | passed_on, f"{page.name}: equipoise {' '.join(words)}"
 
 
 def test_the_commands_of_start_run(tmp_path, monkeypatch):
@@ -90,10 +88,9 @@ def test_the_commands_of_start_run(tmp_path, monkeypatch):
         if 'open("' in block:  # those that write the two tables
             exec(compile(block, page.name, "exec"), {})  # noqa: S102
     text = page.read_text(encoding="utf-8").split("## Without writing code")[1]
-    ((_, configuration),) = site_checks.toml_blocks(text)
+    (configuration,) = blocks_of.toml_blocks(text)
     (tmp_path / "visits.toml").write_text(configuration, encoding="utf-8")
-    commands = [words for fence in site_checks.fences(text) if not fence.language
-                for _, words in site_checks.equipoise_commands(f"```\n{fence.text}```\n")]  # fmt: skip
+    commands = [words for block in blocks_of.shell_blocks(text) for words in equipoise_commands(block)]
     assert [words[0] for words in commands] == ["run", "predict"]
     for words in commands:
         shown = in_shell([sys.executable, "-m", "equipoise", *words], tmp_path)
@@ -131,7 +128,7 @@ shutil.copy("app/my_federation/schema.json", "handed-over")
 with open("predictions.csv", "w") as file:
     file.write("outcome,ill,well\\nill,0.9,0.1\\nwell,0.4,0.6\\n")
 """
-SHELL = [page for page in PAGES if site_checks.shell_programs(page.read_text(encoding="utf-8"))]
+SHELL = [page for page in PAGES if blocks_of.shell_programs(page.read_text(encoding="utf-8"))]
 
 
 @pytest.mark.docs
@@ -150,13 +147,13 @@ def test_python_in_shell_commands_runs(page, tmp_path, monkeypatch):
             if mark in block:
                 (app / file).write_text(block, encoding="utf-8")
     in_shell([sys.executable, "-c", FINISHED_RUN], tmp_path)
-    for program in site_checks.shell_programs(text):
+    for program in blocks_of.shell_programs(text):
         assert in_shell(["bash", "-c", program], tmp_path).strip()
 
 
 def complete_files(page: Path) -> list[str]:
     """TOML blocks of a page that are whole files for a command."""
-    found = [fence.text for fence in site_checks.fences(page.read_text(encoding="utf-8")) if fence.language == "toml"]
+    found = [fence.text for fence in blocks_of.fences(page.read_text(encoding="utf-8")) if fence.language == "toml"]
     return [text for text in found if "[data]" in text and "[train]" in text and "…" not in text]
 
 
@@ -187,7 +184,7 @@ KIT = {"superlink": "fed.example.org:47090", "client-id": "a", "app": "app", "ke
 def fragments(page: Path) -> list[str]:
     """TOML blocks of a page that are parts of a file."""
     text, whole = page.read_text(encoding="utf-8"), complete_files(page)
-    blocks = [block for _, block in site_checks.toml_blocks(text) if block not in whole]
+    blocks = [block for block in blocks_of.toml_blocks(text) if block not in whole]
     return [block for block in blocks if "[project" not in block]  # of a package, not of a configuration
 
 
@@ -240,68 +237,11 @@ def test_complete_configurations_are_accepted(page, tmp_path, monkeypatch):
             assert RunConfig.read(path).train.rounds > 0
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "README.md"], ids=page_name)
-def test_a_page_says_whom_it_is_for_in_plain_words(page):
-    assert site_checks.stumbling(page.read_text(encoding="utf-8")) == []
-
-
-BESIDE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-
-
-@pytest.mark.parametrize("page", [*BESIDE, *sorted((ROOT / "examples" / "gallery").glob("plot_*.py"))], ids=page_name)
-def test_text_beside_the_pages_has_no_riddles(page):
-    words = " ".join(page.read_text(encoding="utf-8").lower().split())
-    assert [riddle for riddle in site_checks.RIDDLES if re.search(rf"\b{riddle}\b", words)] == []
-
-
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=page_name)
-def test_links_lead_somewhere(page):
-    """Also links with a label, and those written as HTML. Anchors inside the site are looked at where it is built."""
-    text = page.read_text(encoding="utf-8")
-    assert site_checks.undefined_labels(text) == []
-    for target in site_checks.links_of(text):
-        path, _, anchor = unquote(target).partition("#")
-        if re.match(r"https?://|mailto:", target) or MADE & set(Path(path).parts):  # made pages: where the site is built
-            continue
-        home = page.parent / path if path else page
-        assert home.exists(), f"{page.name} links to {target}, which does not exist"
-        if anchor and page in BESIDE and home.suffix == ".md":
-            assert anchor in site_checks.headings(home.read_text(encoding="utf-8")), f"{page.name}: {target} is no heading"
-
-
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=page_name)
-def test_lines_wrap_at_120_columns(page):
-    """Prose wraps. Tables, code fences, HTML and single words, such as a URL, need not."""
-    in_fence, too_long = False, []
-    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
-        text = line.strip()
-        if text.startswith("```"):
-            in_fence = not in_fence
-        elif not in_fence and len(line) > 120 and " " in text and not text.startswith(("|", "<")):
-            too_long.append(number)
-    assert not too_long, f"{page.name} has lines of more than 120 columns: {too_long}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_no_line_of_prose_is_a_comment(page):
-    """A line that begins with a percent sign is a comment, and one that begins with a plus an item of a list."""
-    in_fence, lost = False, []
-    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
-        text = line.strip()
-        if text.startswith("```"):
-            in_fence = not in_fence
-        elif not in_fence and text.startswith(("%", "+ ")):
-            lost.append(number)
-    assert not lost, f"{page.name} has lines that MyST leaves out, or takes for items of a list: {lost}"
-
-
-def test_the_home_page_counts_lessons_and_pictures():
-    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    lessons = len(LESSONS) - 1  # without the list of them
-    pictures = len(list((ROOT / "examples" / "gallery").glob("plot_*.py")))
-    words = {9: "Nine", 10: "Ten", 11: "Eleven", 39: "Thirty-nine", 40: "Forty", 41: "Forty-one", 42: "Forty-two"}
-    assert f"{words[lessons]} lessons" in text
-    assert f"{words[pictures]} pictures" in text
+def test_links_of_the_readme_lead_somewhere():
+    """Those of all other pages are checked where the site is built."""
+    targets = re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    here = [target for target in targets if "://" not in target and not MADE & set(Path(target).parts)]
+    assert [target for target in here if not (ROOT / target).exists()] == []
 
 
 TEST_LINK = re.compile(r"^\[(\w+)\]: ((?:\.\./)+tests/\S+\.py)#(\w+)$", flags=re.M)
@@ -317,37 +257,6 @@ def test_links_to_tests_name_tests_that_are_there(page):
         assert f"][{label}]" in text, f"{page.name} does not use [{label}]"
 
 
-def test_each_cell_of_who_learns_what_links_to_a_test():
-    text = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
-    tests = {label for label, _, _ in TEST_LINK.findall(text)}
-    section = text.split("## Who learns what")[1].split("\n## ")[0]
-    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")][2:]
-    assert len(rows) >= 8
-    for name, *cells in rows:
-        assert len(cells) == 3
-        for cell in cells:
-            used = set(re.findall(r"\]\[(\w+)\]", cell))
-            assert used & tests, f"{name.strip()}: {cell.strip()!r} links to no test"
-    for page in ("federation", "operate-federation", "protect-federation"):  # the table is there once
-        assert "| the server |" not in (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-
-
-REFERENCE = re.compile(r"^\[`(\w+)`\]: (\S+\.py)#L(\d+)$", flags=re.M)
-
-
-def defined_at(page: Path, name: str, file: str) -> int:
-    """The line of a Python file on which a class or function is defined; the first, if several have the name."""
-    lines = (page.parent / file).read_text(encoding="utf-8").splitlines()
-    return next((n for n, line in enumerate(lines, 1) if re.match(rf"\s*(class|def) {name}\b", line)), 0)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_line_references_are_true(page):
-    """The target of a link such as [`run_round`] is the line that defines the name."""
-    for name, file, line in REFERENCE.findall(page.read_text(encoding="utf-8")):
-        assert defined_at(page, name, file) == int(line), f"{name} of {file}: run python tests/test_docs.py to renew the lines"
-
-
 def test_the_files_and_names_of_the_papers_page_are_there():
     """A cell such as `risk/qfair.py: QFair` names a file of the library, and classes or functions in it."""
     text = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8").split("\n## ")[0]
@@ -357,51 +266,3 @@ def test_the_files_and_names_of_the_papers_page_are_there():
         source = (ROOT / "src" / "equipoise" / file).read_text(encoding="utf-8")
         for name in re.findall(r"\w+", names):
             assert re.search(rf"^\s*(class|def) {name}\b", source, flags=re.M), f"{file} has no {name}"
-
-
-def test_the_explanation_walks_through_one_round():
-    named = {file for _, file, _ in REFERENCE.findall((ROOT / "docs" / "explanation" / "round.md").read_text(encoding="utf-8"))}
-    assert {f"../../src/equipoise/{file}" for file in ("train.py", "round.py", "engines/loop.py", "solvers/sgd.py")} <= named
-
-
-def renew_lines(page: Path) -> None:
-    """Write the true line numbers into the references of a page."""
-    text = page.read_text(encoding="utf-8")
-    page.write_text(REFERENCE.sub(lambda m: f"[`{m[1]}`]: {m[2]}#L{defined_at(page, m[1], m[2])}", text), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    for page in PAGES:
-        renew_lines(page)
-
-
-def test_the_page_of_errors_links_whatever_page_a_cause_or_cure_names():
-    import error_page
-
-    from equipoise.core.error_codes import families
-
-    text = " ".join(f"{family.cause} {family.cure}" for family in families().values())
-    for name, target in error_page.NAMED.items():
-        assert name in text, f"no family names {name}"
-        assert MADE & set(Path(target).parts) or (ROOT / "docs" / target.partition("#")[0]).exists(), (
-            f"{name} leads to {target}"
-        )
-    left = re.sub("|".join(map(re.escape, error_page.NAMED)), "", text)
-    assert re.findall(r"(?i)the (?:page on|guide (?:on|to)|matrix of|reference of) [^.;]+|`examples/[^`]+`", left) == []
-    assert "](" not in text  # plain where no page is made of it
-    assert "[the guide on tuning](../../howto/tune.md)" in error_page.page()
-
-
-MOST_BULLETS = 60  # of a section, so that people read it
-
-
-def test_no_section_of_the_changelog_is_too_long_to_read():
-    sections: dict[str, int] = {}
-    heading = ""
-    for line in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines():
-        if line.startswith("## "):
-            heading = version = line
-        elif line.startswith("### "):
-            heading = f"{version} / {line}"
-        sections[heading] = sections.get(heading, 0) + line.lstrip().startswith("- ")
-    assert {name: count for name, count in sections.items() if count > MOST_BULLETS} == {}

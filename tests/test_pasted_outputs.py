@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 
-import site_checks  # noqa: E402
+import blocks as blocks_of  # noqa: E402
 
 import equipoise as eq  # noqa: E402
 from equipoise.cli.commands import app  # noqa: E402
@@ -21,7 +21,7 @@ from equipoise.cli.commands import app  # noqa: E402
 def pasted(page: str, beginning: str) -> list[str]:
     """The lines of the block of a page that begins with these words."""
     found = [
-        f.text for f in site_checks.fences((ROOT / "docs" / page).read_text(encoding="utf-8")) if f.text.startswith(beginning)
+        f.text for f in blocks_of.fences((ROOT / "docs" / page).read_text(encoding="utf-8")) if f.text.startswith(beginning)
     ]
     assert len(found) == 1, f"{page} has {len(found)} blocks that begin with {beginning!r}"
     return found[0].splitlines()
@@ -60,7 +60,7 @@ def test_the_paths_of_a_run(tmp_path, monkeypatch):
 
 
 def test_the_table_of_a_comparison_under_attack():
-    blocks = site_checks.executed_blocks((ROOT / "docs" / "howto" / "report.md").read_text(encoding="utf-8"))
+    blocks = blocks_of.executed_blocks((ROOT / "docs" / "howto" / "report.md").read_text(encoding="utf-8"))
     (block,) = (each for each in blocks if "under_attack" in each)
     names: dict[str, object] = {"eq": eq}
     exec(block.partition("under_attack.report")[0], names)  # noqa: S102
@@ -69,7 +69,7 @@ def test_the_table_of_a_comparison_under_attack():
 
 def test_the_errors_of_groups_of_rows(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    blocks = site_checks.executed_blocks((ROOT / "docs" / "howto" / "results.md").read_text(encoding="utf-8"))
+    blocks = blocks_of.executed_blocks((ROOT / "docs" / "howto" / "results.md").read_text(encoding="utf-8"))
     names: dict[str, object] = {"eq": eq}
     first = next(n for n, block in enumerate(blocks) if "adult-by-country.csv" in block)
     for block in blocks[first : first + 3]:

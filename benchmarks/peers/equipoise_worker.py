@@ -15,16 +15,15 @@ from equipoise.core.params import ParameterLayout
 def main() -> None:
     chosen = options()
     workload, model = shared(chosen.workload)
-    layout, rounds = ParameterLayout.of(model), EquipoiseRounds(workload, "simulator")
+    layout, rounds = ParameterLayout.of(model), EquipoiseRounds(workload)
 
     def parameters() -> list[Array]:
-        return as_arrays(list(layout.unflatten(rounds.state.params).values()))
+        return as_arrays(list(layout.unflatten(rounds.params.cpu()).values()))
 
     turns = Turns(PROBLEMS[chosen.workload], parameters)
     turns.ready(f"{eq.__version__} (torch {torch.__version__})")
     while turns.proceed():
-        rounds(turns.rounds - 1)
-    rounds.close()
+        rounds()
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ import html
 import itertools
 import warnings
 
+from catalogue_page import table
+
 import equipoise as eq
 from equipoise.errors import EquipoiseError, EquipoiseNotice
 from equipoise.experiment import catalog
 
 KINDS = ("risk", "solver", "aggregator", "server", "sampler", "averaging", "personal", "privacy")
-HEADINGS = {"risk": "Risks", "solver": "Local work", "aggregator": "Aggregators", "server": "Server", "sampler": "Samplers",
-            "averaging": "Averaging", "personal": "Personal models", "privacy": "Privacy"}  # fmt: skip
 # Values of parameters without a default.
 VALUES = {
     "tail": 0.5, "tilt": 1.0, "q": 1.0, "step": 0.1, "groups": str, "malicious": 1, "fraction": 0.2, "kept": "bias",
@@ -84,9 +84,8 @@ def page() -> str:
     rows = []
     for one, other, reason in refused:
         first, _, rest = reason.partition(". ")
-        cells = [f"<code>{html.escape(one[1])}</code>", one[0], f"<code>{html.escape(other[1])}</code>", other[0],
-                 html.escape(first + ("." if rest else "")), html.escape(rest)]  # fmt: skip
-        rows.append("<tr>" + "".join(f"<td>{c}</td>" for c in cells) + "</tr>")
+        why = [html.escape(first + ("." if rest else "")), html.escape(rest)]
+        rows.append([f"<code>{html.escape(one[1])}</code>", one[0], f"<code>{html.escape(other[1])}</code>", other[0], *why])
     head = '<th scope="col" class="corner">part</th>' + "".join(
         f'<th scope="col" data-kind="{kind}"><span>{html.escape(name)}</span></th>' for kind, name, _ in found
     )
@@ -107,11 +106,7 @@ def page() -> str:
         '<div class="wide-table matrix-box" tabindex="0" role="region" aria-label="Matrix of combinations">'
         f'<table class="matrix" id="pairs"><thead><tr>{head}</tr></thead><tbody>{"".join(grid)}</tbody></table></div>'
     )
-    heads = "".join(f'<th scope="col">{h}</th>' for h in ("part", "kind", "with", "kind", "why not", "what to do"))
-    table = (
-        '<div class="wide-table" tabindex="0" role="region" aria-label="Refused pairs"><table class="sortable" id="refused" '
-        f'data-filter="Filter refused pairs"><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-    )
+    heads = ("part", "kind", "with", "kind", "why not", "what to do")
     return "\n".join([
         "# What goes with what", "",
         "For everybody who combines methods. After this page you know which two parts an `Algorithm` accepts together, and why it",
@@ -123,5 +118,5 @@ def page() -> str:
         "## Matrix", "", "✓ goes together, ✗ is refused; the reason is in the table below and appears when you point at the cell.",
         "Choose kinds to see a part of it.", "", "```{raw} html", '<div id="matrix-kinds"></div>', matrix, "```", "",
         "## Refused pairs", "", "Type the name of a part to see all that it does not go with. Click a heading to sort.", "",
-        "```{raw} html", table, "```", "",
+        table("refused", heads, rows, "Refused pairs", id="refused", data_filter="Filter refused pairs"), "",
     ])  # fmt: skip

@@ -1,131 +1,132 @@
-"""Docstrings are plain text with `code` and *stress*; this makes them reStructuredText, so that no character of a formula is markup."""
+"""Docstrings are plain text with `code`; this makes them reStructuredText, in which no character of a formula is markup.
 
+A parameter that its docstring does not explain gets the comment at it in the source, or the text of parameters.toml.
+"""
+
+import ast
+import functools
 import html
-import itertools
+import inspect
+import io
 import re
+import textwrap
+import tokenize
+import tomllib
+from pathlib import Path
 
-from parameters import descriptions, parameters
-from public_names import is_contract
+from public_names import is_contract, values
 
+COMMON = tomllib.loads(Path(__file__).with_name("parameters.toml").read_text(encoding="utf-8"))
+LONG = ("train", "train_many", "train_family", "compare", "tune", "evaluate", "explain")  # their lists of parameters are whole
 _CODE = re.compile(r"``.+?``|`[^`]+`")
-_STRESS = re.compile(r"(?<![\w*])\*([A-Za-z](?:[\w ,-]*\w)?)\*(?![\w*])")  # no product: that has spaces, or no second asterisk
-_BULLET = re.compile(r"^(\s*)([-*]|\d+\.) ")
-_SOURCE = re.compile(r"\bSources?: ")
+_BULLET = re.compile(r"\s*([-*]|\d+\.) ")
+_FOR_TOOLS = ("fmt:", "noqa", "type:", "mypy:", "pragma", "ruff:", "---")
 
 
-def _plain(text: str) -> str:
-    parts = _STRESS.split(text)  # stressed words are at odd places
-    escaped = (re.sub(r"([\\*|_])", r"\\\1", part) for part in parts)
-    return "".join(f"*{part}*" if place % 2 else part for place, part in enumerate(escaped))
+def converted(text: str) -> str:
+    """One line of prose: code in double backquotes, the rest without markup."""
+    plain = [re.sub(r"([\\*|_])", r"\\\1", part) for part in _CODE.split(text)]
+    codes = [f"``{each.strip('`')}``\\ " for each in _CODE.findall(text)]
+    return "".join(a + b for a, b in zip(plain, [*codes, ""], strict=True))
 
 
 def marked_up(text: str) -> str:
-    """A docstring's text as HTML: `code` and *stress* are elements, the rest is as it is."""
-    parts = _CODE.split(text), [match.group().strip("`") for match in _CODE.finditer(text)]
-    prose = [_STRESS.sub(r"<em>\1</em>", html.escape(part)) for part in parts[0]]
-    codes = [f"<code>{html.escape(code)}</code>" for code in parts[1]]
-    return "".join(piece for pair in itertools.zip_longest(prose, codes, fillvalue="") for piece in pair)
+    """The same as HTML."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
 
 
-def markdown(text: str) -> str:
-    """A docstring's text for a cell of a Markdown table."""
-    cells = []
-    for part in re.split(r"(`[^`]*`)", text):  # code stays as it is, elsewhere only stress is markup
-        pieces = [part] if part.startswith("`") else _STRESS.split(part)
-        escaped = [re.sub(r"([|*$_<\\])" if not part.startswith("`") else r"(\|)", r"\\\1", piece) for piece in pieces]
-        cells += [f"*{piece}*" if place % 2 else piece for place, piece in enumerate(escaped)]
-    return "".join(cells)
+def reflowed(lines: list[str]) -> list[str]:
+    """A docstring: tests stay, indented lines after a paragraph are formulas, items and sources begin paragraphs of their own."""
+    out, kind = [], ""
+    for line in whole_spans(lines):
+        if not line.strip():
+            new = ""
+        elif line.lstrip().startswith(">>>") or kind == "test":
+            new = "test"
+        elif _BULLET.match(line) or (kind == "item" and line[:1] == " "):
+            new = "item"
+        else:
+            new = "formula" if line[:1] == " " else "text"
+        if new != kind or line.startswith(("Source: ", "Sources: ")):
+            out += ["", "::", ""] if new == "formula" else [""]
+        kind = new
+        head = _head(line)
+        out.append(line if new == "test" else f"   {line}" if new == "formula" else head + converted(line[len(head) :]))
+    return [re.sub(r"^Sources?: ", "**Source:** ", line) for line in out] + [""]
 
 
-def converted(line: str) -> str:
-    """One line of prose: code in double backquotes, the rest without markup."""
+def whole_spans(lines: list[str]) -> list[str]:
+    """Lines in which no code span is cut by the end of a line."""
+    whole: list[str] = []
+    for line in lines:
+        if whole and whole[-1].count("`") % 2 and line.strip():
+            whole[-1] += f" {line.strip()}"
+        else:
+            whole.append(line)
+    return whole
+
+
+def _head(line: str) -> str:
     bullet = _BULLET.match(line)
-    head = bullet.group(0) if bullet else ""
-    parts, end = [], 0
-    body = line[len(head) :]
-    for match in _CODE.finditer(body):
-        parts += [_plain(body[end : match.start()]), f"``{match.group().strip('`')}``\\ "]
-        end = match.end()
-    return head + "".join([*parts, _plain(body[end:])])
+    return bullet.group(0) if bullet else line[: len(line) - len(line.lstrip())]
+
+
+@functools.cache
+def comments(value: object) -> dict[str, str]:
+    """Field or parameter → the comment behind it or above it in the source, also of a class's bases."""
+    owners = [b for b in reversed(value.__mro__) if b.__module__.startswith("equipoise")] if inspect.isclass(value) else [value]
+    found: dict[str, str] = {}
+    for owner in owners:
+        try:
+            source = textwrap.dedent(inspect.getsource(inspect.unwrap(owner)))
+        except (OSError, TypeError):
+            continue
+        tokens = [t for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type == tokenize.COMMENT]
+        said = {t.start[0]: (t.string.lstrip("# "), not t.line[: t.start[1]].strip()) for t in tokens}
+        said = {line: each for line, each in said.items() if not each[0].startswith(_FOR_TOOLS)}
+        body = ast.parse(source).body[0]
+        functions = [body, *(n for n in getattr(body, "body", ()) if getattr(n, "name", "") == "__init__")]
+        nodes = [n for n in getattr(body, "body", ()) if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
+        nodes += [n for f in functions if isinstance(f, ast.FunctionDef) for n in ast.walk(f.args) if isinstance(n, ast.arg)]
+        for node in nodes:
+            behind = [said[line][0] for line in range(node.lineno, node.end_lineno + 1) if line in said]
+            above, line = [], node.lineno - 1
+            while said.get(line, ("", False))[1]:
+                above.insert(0, said[line][0])
+                line -= 1
+            if behind or above:
+                found[node.arg if isinstance(node, ast.arg) else node.target.id] = " ".join(behind or above)
+    return found
+
+
+def descriptions(full: str, value: object) -> dict[str, str]:
+    """Parameter → its description in the list of parameters; "" where the docstring explains it, or nothing does."""
+    if inspect.isclass(value) and (is_contract(value) or issubclass(value, BaseException)):
+        return {}
+    text, whole = inspect.getdoc(value) or "", full.rpartition(".")[2] in LONG
+    spans = " ".join([*_CODE.findall(text), *re.findall(r"^([\w, ]+) : ", text, flags=re.M)])
+    found = {}
+    for name in (n for n in inspect.signature(value).parameters if not n.startswith("_")):
+        told = re.search(rf"(?<!\w){name}(?!\w)", spans) and not whole
+        places = (COMMON.get(place, {}).get(name) for place in (full, full.rpartition(".")[0], "all"))
+        found[name] = comments(value).get(name) or ("" if told else next(filter(None, places), ""))
+    return found
 
 
 def process(app, what, name, obj, options, lines) -> None:
     """Rewrite the lines of a docstring in place."""
     if name.startswith("equipoise") and what != "module":
         lines[:] = reflowed(lines)
-        if what in ("class", "function"):
-            told = descriptions(name, obj)
-            lines += [f":param {_field(obj, each)}: {converted(text)}".rstrip() for each, text in told.items()]
-
-
-def _field(obj: object, parameter: str) -> str:
-    """A parameter as a field names it: with its asterisks, if it has any."""
-    stars = {"VAR_POSITIONAL": r"\*", "VAR_KEYWORD": r"\*\*"}
-    return stars.get(parameters(obj)[parameter].kind.name, "") + parameter
+        if what in ("class", "function") and (name in values() or inspect.isclass(obj)):
+            kinds = inspect.signature(obj).parameters if descriptions(name, obj) else {}
+            stars = {"VAR_POSITIONAL": r"\*", "VAR_KEYWORD": r"\*\*"}
+            lines += [f":param {stars.get(kinds[each].kind.name, '')}{each}: {converted(text)}".rstrip()
+                      for each, text in descriptions(name, obj).items()]  # fmt: skip
 
 
 def without_contract_signature(app, what, name, obj, options, signature, returned):
     """No signature for a contract: nobody makes one, and what typing offers is (*args, **kwargs)."""
     return ("", None) if what == "class" and is_contract(obj) else None
-
-
-def joined_spans(lines: list[str]) -> list[str]:
-    """Lines in which no code span is cut by the end of a line."""
-    whole: list[str] = []
-    for line in lines:
-        if whole and whole[-1].count("`") % 2 and line.strip():
-            whole[-1] += " " + line.strip()
-        else:
-            whole.append(line)
-    return whole
-
-
-def reflowed(lines: list[str]) -> list[str]:
-    """The whole docstring: doctests stay, lists get their blank line, indented blocks after a paragraph are formulas."""
-    out: list[str] = []
-    in_test = in_block = False
-    for line in joined_spans(lines):
-        text = line.strip()
-        if text.startswith(">>>") or (in_test and text):
-            if not in_test and out and out[-1].strip():
-                out.append("")
-            in_test = True
-            out.append(line)
-            continue
-        in_test = False
-        indented = line[:1] == " " and bool(text)
-        if indented and not in_block and not _in_list(out):
-            out += ["", "::", ""]
-            in_block = True
-        elif text and not indented and in_block:
-            out.append("")
-            in_block = False
-        if in_block:
-            out.append("   " + line if text else "")
-            continue
-        if _BULLET.match(line) and out and out[-1].strip() and not _BULLET.match(out[-1]) and not out[-1].startswith(" "):
-            out.append("")
-        source = _SOURCE.search(line)
-        if source and not _BULLET.match(line):  # a paragraph of its own
-            before = line[: source.start()].rstrip()
-            if before:
-                out.append(converted(before))
-            if out and out[-1].strip():
-                out.append("")
-            line = line[source.start() :]
-            out.append("**Source:** " + converted(line[len(source.group()) :]))
-            continue
-        out.append(converted(line))
-    return [*out, ""]
-
-
-def _in_list(out: list[str]) -> bool:
-    for line in reversed(out):
-        if _BULLET.match(line):
-            return True
-        if line.strip() and line[:1] != " ":
-            return False
-    return False
 
 
 def setup(app):

@@ -1,11 +1,12 @@
-"""Every public name of the library: what `equipoise` offers, and what each of its public modules offers."""
+"""Every public name of the library, and the types that public names give back."""
 
-import ast
 import dataclasses
 import functools
 import importlib
 import inspect
-import itertools
+import re
+import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Protocol
 
@@ -16,16 +17,19 @@ MORE = (
     "equipoise.risk.measures", "equipoise.data.partition", "equipoise.data.tabular", "equipoise.models.language",
     "equipoise.engines.flower", "equipoise.types", "equipoise.tracking", "equipoise.privacy.correlated_noise",
 )  # fmt: skip
+# Types of the machinery, which users meet in signatures alone: no entry, and what they give back is not followed.
+INNER = (
+    "AlgorithmTraits", "Checkpoint", "KnownCohorts", "LoopEngine", "PrivateRelease", "Protected", "ProxState", "RayEngine",
+    "RecordedAlgorithm", "ReleaseBook", "Setting", "SimulatorEngine", "StopState", "StoreState", "Task",
+)  # fmt: skip
 
 
 def names_of(module: ModuleType) -> list[str]:
     """The public classes and functions of a module: its `__all__`, or all that it defines."""
-    listed = getattr(module, "__all__", None)
-    if listed is None:
-        listed = [
-            n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__ and not n.startswith("_")
-        ]
-    return [n for n in listed if inspect.isclass(getattr(module, n)) or is_function(getattr(module, n))]
+    own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__ and not n.startswith("_")]
+    return [
+        n for n in getattr(module, "__all__", own) if inspect.isclass(getattr(module, n)) or is_function(getattr(module, n))
+    ]
 
 
 def is_function(value: object) -> bool:
@@ -33,55 +37,18 @@ def is_function(value: object) -> bool:
     return inspect.isfunction(inspect.unwrap(value)) if callable(value) else False
 
 
-def values_of(module: ModuleType) -> dict[str, str]:
-    """The public values of a module that are no class, function or module, such as a ready metric → what is said about each.
-
-    That is the text behind the assignment, in the module that makes the value.
-    """
-    names = [n for n in getattr(module, "__all__", ()) if not inspect.ismodule(getattr(module, n))]
-    names = [n for n in names if n not in names_of(module)]
-    found = {}
-    for name in names:
-        homes = (node.module for node in ast.walk(_parsed(module.__name__)) if isinstance(node, ast.ImportFrom)
-                 and any((each.asname or each.name) == name for each in node.names))  # fmt: skip
-        found[name] = _said_behind(next(homes, None) or module.__name__, name)
-    return found
-
-
-@functools.cache
-def _parsed(module: str) -> ast.Module:
-    return ast.parse(inspect.getsource(importlib.import_module(module)))
-
-
-def _said_behind(module: str, name: str) -> str:
-    body = _parsed(module).body
-    for node, after in itertools.pairwise(body):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        if name in [each.id for each in targets if isinstance(each, ast.Name)]:
-            said = after.value if isinstance(after, ast.Expr) else None
-            return inspect.cleandoc(said.value) if isinstance(said, ast.Constant) and isinstance(said.value, str) else ""
-    return ""
-
-
 def public_modules() -> dict[str, list[str]]:
     """Module → public names, `equipoise` itself first."""
-    found = {"equipoise": [n for n in equipoise.__all__ if not inspect.ismodule(getattr(equipoise, n))]}
     modules = [getattr(equipoise, n) for n in equipoise.__all__ if inspect.ismodule(getattr(equipoise, n))]
-    for module in [*modules, *map(importlib.import_module, MORE)]:
-        found[module.__name__] = names_of(module)
-    return found
+    found = {"equipoise": [n for n in equipoise.__all__ if not inspect.ismodule(getattr(equipoise, n))]}
+    return found | {module.__name__: names_of(module) for module in [*modules, *map(importlib.import_module, MORE)]}
 
 
-def all_names() -> list[str]:
-    """Every public name in full, e.g. equipoise.risk.Superquantile."""
-    return [f"{module}.{name}" for module, names in public_modules().items() for name in names]
-
-
-@functools.cache
-def _documented_elsewhere() -> frozenset[type]:
-    """Public classes: what others inherit from them is in their own entries."""
-    found = (getattr(importlib.import_module(module), name) for module, names in public_modules().items() for name in names)
-    return frozenset(value for value in found if inspect.isclass(value))
+def values() -> dict[str, object]:
+    """Public name in full → the class or function. Each is listed under the last module that offers it."""
+    named = [(f"{m}.{n}", getattr(importlib.import_module(m), n)) for m, names in public_modules().items() for n in names]
+    homes = {id(value): full for full, value in named}
+    return {full: value for full, value in named if homes[id(value)] == full}
 
 
 def is_contract(owner: type) -> bool:
@@ -90,48 +57,40 @@ def is_contract(owner: type) -> bool:
 
 
 def public_methods(owner: type) -> list[str]:
-    """Methods and properties that a class defines itself, or inherits from a class of the library that is not public.
-
-    Of a contract also the call that it asks for.
-    """
-    bases = [b for b in owner.__mro__[1:] if b.__module__.startswith("equipoise") and b not in _documented_elsewhere()]
-    called = {"__call__"} if is_contract(owner) else set()
+    """Methods and properties that a class has itself or from a class that is not public; of a contract also its call."""
+    public = {id(value) for value in values().values()}
+    bases = [b for b in owner.__mro__[1:] if b.__module__.startswith("equipoise") and id(b) not in public]
     kinds = property | functools.cached_property | classmethod | staticmethod
-    return list(dict.fromkeys(
-        name
-        for base in (owner, *bases)
-        for name, value in vars(base).items()
-        if (not name.startswith("_") or name in called) and (isinstance(value, kinds) or is_function(value))
-    ))  # fmt: skip
+    found = (item for base in (owner, *bases) for item in vars(base).items())
+    names = [n for n, value in found if not n.startswith("_") and (isinstance(value, kinds) or is_function(value))]
+    return list(dict.fromkeys([*(["__call__"] if is_contract(owner) and "__call__" in vars(owner) else []), *names]))
 
 
-def _own_docstring(owner: type, name: str) -> str:
-    """The docstring of a method or property itself, and not one that it inherits, e.g. from torch."""
-    member = inspect.getattr_static(owner, name)
-    function = getattr(member, "fget", None) or getattr(member, "func", None) or getattr(member, "__func__", member)
-    return inspect.cleandoc(function.__doc__ or "")
+def given_types() -> list[type]:
+    """Types that are not public names, and that public names give back or have as attributes."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("equipoise")]
+    known = {v.__name__: v for m in modules for v in vars(m).values() if inspect.isclass(v) and v.__module__ == m.__name__}
+    waiting = list(values().values())
+    seen = {each.__name__ for each in waiting} | set(INNER)
+    found = []
+    while waiting:
+        for annotation in _given(waiting.pop(0)):
+            text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+            for name in re.findall(r"\b[A-Z]\w+", text):
+                if name in known and name not in seen:
+                    seen.add(name)
+                    found.append(known[name])
+                    waiting.append(known[name])
+    return sorted(found, key=lambda each: each.__name__)
 
 
-def _of_class(owner: type) -> str:
-    """The docstring that a class has itself: not that of a base, and not the signature that a dataclass gets without one."""
-    own = inspect.cleandoc(vars(owner).get("__doc__") or "")
-    return "" if dataclasses.is_dataclass(owner) and own.startswith(f"{owner.__name__}(") else own
-
-
-def docstrings() -> dict[str, str]:
-    """The docstring of every public name, and of every method of a public class; empty where there is none."""
-    found = {}
-    for module in map(importlib.import_module, public_modules()):
-        found |= {f"{module.__name__}.{name}": text for name, text in values_of(module).items()}
-    for full in all_names():
-        module, _, name = full.rpartition(".")
-        value = getattr(importlib.import_module(module), name)
-        found[full] = _of_class(value) if inspect.isclass(value) else inspect.getdoc(value) or ""
-        if inspect.isclass(value):
-            found |= {f"{full}.{m}": _own_docstring(value, m) for m in public_methods(value)}
-    return found
-
-
-def without_docstring() -> list[str]:
-    """Public names, and methods of public classes, that say nothing about themselves."""
-    return [name for name, text in docstrings().items() if not text]
+def _given(value: object) -> Iterator[object]:
+    """What a function returns, or the types of a class's attributes, properties and methods."""
+    if not inspect.isclass(value):
+        yield getattr(value, "__annotations__", {}).get("return", "")
+        return
+    yield from (f.type for f in dataclasses.fields(value) if f.name[0] != "_") if dataclasses.is_dataclass(value) else ()
+    for name in public_methods(value):
+        member = inspect.getattr_static(value, name)
+        function = getattr(member, "fget", None) or getattr(member, "func", None) or getattr(member, "__func__", member)
+        yield function.__annotations__.get("return", "")

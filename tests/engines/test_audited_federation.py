@@ -100,7 +100,7 @@ def audited(folder, monkeypatch, factor):
     return np.array(present), np.array(absent), [(unsampled_event(fewest), 1)]
 
 
-@pytest.mark.campaign
+@pytest.mark.long
 @pytest.mark.parametrize("factor", [1.0, 0.5], ids=["the noise that is claimed", "half of it"])
 def test_what_the_server_tells_of_a_canary_from_unmasked_sums(factor, tmp_path, monkeypatch):
     present, absent, claim = audited(tmp_path, monkeypatch, factor)

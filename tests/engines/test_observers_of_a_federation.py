@@ -253,7 +253,7 @@ def test_kills_at_any_moment_leave_a_true_ledger(moment, tmp_path):
 
 
 # In the evaluation after the last round, and in the first round.
-@pytest.mark.parametrize("moment", [100, pytest.param(8, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("moment", [100, pytest.param(8, marks=pytest.mark.long)])
 def test_a_node_that_comes_back_while_its_old_self_seems_connected_does_not_hold_up_the_run(moment, tmp_path):
     """After SIGKILL a node has another id, and Flower takes a while to notice that the old one is gone."""
     campaign = Campaign(tmp_path, private_tail())

@@ -79,7 +79,7 @@ def test_central_noise_of_a_run():
     assert public.control.shown > public.claimed > public.result.shown
 
 
-@pytest.mark.campaign
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sampler", "size"),
     [

@@ -1,16 +1,14 @@
-"""A slice of the campaign, and what the campaign has found before: each case fails on the version that it was found on."""
+"""Faults that were found before: each case fails on the version that it was found on. Power cuts at random moments."""
 
 import gzip
 import io
 import json
 import math
 import random
-import sys
 import time
 import warnings
 import zipfile
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,34 +21,7 @@ from equipoise.errors import ConfigError, EquipoiseError, EquipoiseNotice, Inval
 from equipoise.personal.store import ClientRows
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.types import Observer
-
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-if not (BENCHMARKS / "campaign.py").is_file():
-    pytest.skip("the benchmarks are not part of this copy", allow_module_level=True)
-sys.path.insert(0, str(BENCHMARKS))
-
-import campaign  # noqa: E402 — from benchmarks
-from campaign_drivers.crash_states import PowerCut, PowerWentOut  # noqa: E402
-from campaign_drivers.findings import FIXED, SLICE  # noqa: E402
-
-
-@pytest.mark.parametrize("driver", campaign.DRIVERS)
-def test_the_first_cases_of_the_campaign_find_nothing(driver, tmp_path):
-    """The same cases every time, so that chance does not decide; of kills the moment differs."""
-    tally = campaign.run(driver, seconds=math.inf, seed=0, folder=tmp_path, most=FIXED[driver])
-    assert tally.counts["cases"] == FIXED[driver]
-    assert not tally.findings, "\n".join(path.read_text() for path in tally.findings)
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("driver", campaign.DRIVERS)
-def test_a_slice_of_the_campaign_finds_nothing(driver, tmp_path):
-    tally = campaign.run(driver, seconds=SLICE, seed=0, folder=tmp_path)
-    assert tally.counts["cases"] > 0
-    assert not tally.findings, "\n".join(path.read_text() for path in tally.findings)
-
-
-# ---------------------------------------------------------------------------------------------- the drivers can find something
+from power_cut import PowerCut, PowerWentOut
 
 
 @pytest.mark.parametrize("broken", ["no sync", "no rename"])
@@ -193,12 +164,48 @@ class StopBefore(Observer):
             raise RuntimeError("killed")
 
 
-def small_run(data, place, algorithm, stop=None, every=2):
+def small_run(data, place, algorithm, stop=None, every=2, **more):
     model, saving = eq.models.Softmax(4, 3), Checkpoints(place / "run.safetensors", every=every)
-    given = {"rounds": 6, "seed": 1, "engine": "loop", "progress": False, "checkpoint": saving}
+    given = {"rounds": 6, "seed": 1, "engine": "loop", "progress": False, "checkpoint": saving, **more}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EquipoiseNotice)
         return eq.train(model, data, algorithm, observers=[StopBefore(stop)] if stop else [], **given)
+
+
+CUT = {
+    "tail": eq.Algorithm(risk=eq.risk.Superquantile(0.5)),
+    "own models": eq.Algorithm(personal=eq.personal.Ditto(), sampler=eq.sampling.Full()),
+    "kept rows": eq.Algorithm(solver=eq.solvers.Scaffold(eq.solvers.SGD(steps=2)), sampler=eq.sampling.Full()),
+    "private": eq.Algorithm(
+        privacy=eq.privacy.GaussianMechanism(0.5, 0.8, clip_rule=eq.privacy.AdaptiveClip(), noise_seed=0),
+        sampler=eq.sampling.Full(),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files that a cut left open
+@pytest.mark.parametrize("name", CUT)
+def test_a_run_that_power_cuts_interrupt_at_random_writes_ends_like_an_undisturbed_one(name, ragged, tmp_path, monkeypatch):
+    some = {"clients_per_round": 4} if name == "tail" else {}
+    whole = small_run(ragged, tmp_path / "whole", CUT[name], **some)
+    for seed in range(3):
+        chance, place, ended, cuts = random.Random(seed), tmp_path / f"{seed}-0", None, 0
+        while ended is None:
+            place.mkdir(exist_ok=True)
+            left = tmp_path / f"{seed}-{cuts + 1}"
+            recorder = PowerCut(place, left, chance.randint(1, 60), chance) if cuts < 8 else None
+            monkeypatch.setattr(files, "recorder", recorder)
+            try:
+                ended = small_run(ragged, place, CUT[name], **some)
+            except PowerWentOut:
+                place, cuts = left, cuts + 1
+        monkeypatch.setattr(files, "recorder", None)
+        assert torch.equal(ended.params, whole.params)
+        assert [r.loss for r in ended.history.rounds] == [r.loss for r in whole.history.rounds]
+        assert ended.epsilon == whole.epsilon
+        if whole.personal is not None:
+            ids = list(whole.personal.ids)
+            assert torch.equal(ended.personal.params(ids), whole.personal.params(ids))
 
 
 def test_epsilon_in_the_history_of_a_resumed_run_is_that_of_an_undisturbed_one(ragged, tmp_path):
