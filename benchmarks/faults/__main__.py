@@ -25,14 +25,11 @@ Fault = dict[str, Any]
 
 def check(faults: list[Fault]) -> int:
     """Print every place where a fault cannot be planted; 1 if there is one."""
-    wrong = 0
-    for fault in faults:
-        for edit in (fault, *fault.get("also", [])):
-            file = ROOT / edit["file"]
-            if (count := file.read_text().count(edit["old"]) if file.exists() else 0) != 1:
-                print(f"{fault['id']}: its text is {count} times in {edit['file']}")
-                wrong = 1
-    return wrong
+    places = [(ROOT / edit["file"], edit["old"], fault["id"]) for fault in faults for edit in (fault, *fault.get("also", []))]
+    wrong = [(name, file) for file, old, name in places if not file.exists() or file.read_text().count(old) != 1]
+    for name, file in wrong:
+        print(f"{name}: its text is not once in {file.relative_to(ROOT)}")
+    return int(bool(wrong))
 
 
 def plant(fault: Fault, copy: Path, *, back: bool = False) -> None:
@@ -69,7 +66,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(os.devnull), help="a TOML file that results are appended to")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for the tests of a fault")
     given = parser.parse_args()
-    content = tomllib.loads(Path(__file__).with_name("faults.toml").read_text())
+    content: dict[str, Any] = tomllib.loads(Path(__file__).with_name("faults.toml").read_text())
     faults = [f for f in content["fault"] if not given.only or {f["id"], f["package"]} & set(given.only)]
     if given.action == "check":
         return check(faults)
@@ -83,8 +80,8 @@ def main() -> int:
             seconds, began = time.monotonic() - began, time.monotonic()
             print(f"{fault['id']:40} {verdict:8} {seconds:6.0f} s  {test}", flush=True)
             with given.out.open("a") as file:
-                file.write(f'[[result]]\nid = "{fault["id"]}"\ncaught = {str(verdict == "caught").lower()}\n')
-                file.write(f'verdict = "{verdict}"\ntest = {json.dumps(test)}\nseconds = {seconds:.0f}\n\n')
+                told = zip(("id", "caught", "test"), (fault["id"], verdict == "caught", test or verdict), strict=True)
+                file.write("\n".join(["[[result]]", *(f"{key} = {json.dumps(value)}" for key, value in told), "\n"]))
     return 0
 
 
