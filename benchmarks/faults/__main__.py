@@ -54,7 +54,7 @@ def run_tests(paths: list[str], copy: Path, limit: float) -> tuple[str, str]:
         os.killpg(process.pid, signal.SIGKILL)  # also what the tests have started
         return "timeout", ""
     failed = re.search(r"^(?:FAILED|ERROR) ([^\s:]+)", said, re.MULTILINE)
-    return ("caught" if process.returncode else "missed"), failed[1] if failed else said[-200:] * bool(process.returncode)
+    return {0: "missed", 1: "caught"}.get(process.returncode, "broken"), failed[1] if failed else ""
 
 
 def main() -> int:
