@@ -351,6 +351,70 @@ def test_a_call_without_keys_is_the_same_in_whatever_order_tied_clients_are_list
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+SELECTING = [
+    *AGGREGATORS,
+    aggregators.DnC(1, repeats=3),
+    aggregators.NNM(aggregators.Krum(1)),
+    aggregators.NNM(aggregators.Bulyan(1)),
+    aggregators.NNM(aggregators.DnC(2)),
+    aggregators.NNM(aggregators.NNM(aggregators.Bulyan(1)), share=0.1),
+]
+
+
+def symmetric(case):
+    """Updates (12, D) in float64, between which nothing but weights, losses and keys tells: as far apart, or equal."""
+    gen = torch_generator(0, "symmetric")
+    block, square = (torch.randn(shape, generator=gen, dtype=torch.float64) for shape in ((6,), (12, 12)))
+    turn = torch.linalg.qr(square).Q
+    if case == "apart":  # each client has a part of the coordinates of its own, with one block in it
+        return torch.block_diag(*(block[torch.randperm(6, generator=gen)].unsqueeze(0) for _ in range(12)))
+    if case == "zero":  # one of zeros, as far from all others
+        return torch.eye(12, dtype=torch.float64) @ turn - turn[:1]
+    if case == "opposite":
+        return torch.cat([turn[:6], -turn[:6]])
+    if case == "grid":  # sums of whole numbers, of which many are equal
+        return (torch.arange(12, dtype=torch.float64).unsqueeze(1) - 5) / 3
+    return (turn[:4] / 3).repeat(3, 1)  # equal
+
+
+@pytest.mark.parametrize("case", ["apart", "zero", "opposite", "grid", "equal"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("part", SELECTING, ids=repr)
+def test_neither_order_nor_rounding_decides_ties(part, dtype, case):
+    """Engines add up in another order, so that updates and losses differ in their last digits."""
+    gen, rows, small = torch_generator(0, "rounding"), symmetric(case), 2 * torch.finfo(dtype).eps
+    weights, losses = torch.arange(1.0, 13.0, dtype=torch.float64) / 78, torch.arange(12, dtype=torch.float64) // 4 + 1
+    keys = torch.randint(-(2**62), 2**62, (12,), generator=gen)
+    found = []
+    for _ in range(6):
+        order = torch.randperm(12, generator=gen)
+        noise = 1 + small * (2 * torch.rand(rows.shape, generator=gen, dtype=torch.float64) - 1)
+        given = {"keys": keys[order]} if getattr(part, "needs_keys", False) else {}
+        reported = (losses * noise[:, 0]).to(dtype)[order]
+        found.append(part((rows * noise).to(dtype)[order], weights[order], losses=reported, **given)[0])
+    # Weights of FedMGDA are those of least squares of nearly parallel updates: right to half of the digits.
+    loose = math.sqrt(small) if "FedMGDA" in repr(part) else 1e3 * small
+    for each in found[1:]:
+        torch.testing.assert_close(each, found[0], rtol=0, atol=loose * float(rows.abs().max()))
+
+
+SCALES = [(torch.float16, 2.0**-8), (torch.float16, 2.0**13), (torch.float32, 2.0**-100), (torch.float32, 2.0**120)]
+SCALES += [(torch.float64, 2.0**-600), (torch.float64, 2.0**660)]
+
+
+@pytest.mark.parametrize(("dtype", "scale"), SCALES)
+@pytest.mark.parametrize("part", AGGREGATORS, ids=repr)
+def test_totals_grow_with_the_updates_as_far_as_the_type_holds(part, dtype, scale):
+    if getattr(part, "bound", None) is not None or getattr(part, "radius", None) is not None:
+        pytest.skip("its bound is an absolute one")
+    updates = torch.randn(12, 4, generator=torch_generator(1, "scales"), dtype=torch.float64).clamp(-3.5, 3.5).to(dtype)
+    weights, losses, keys = torch.full((12,), 1 / 12, dtype=torch.float64), torch.arange(12.0), torch.arange(12)
+    given = {"keys": keys} if getattr(part, "needs_keys", False) else {}
+    small, large = (part(rows, weights, losses=losses, **given)[0] for rows in (updates, updates * scale))
+    tolerance = 1e-6 if dtype == torch.float64 else 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(large / scale, small, rtol=0, atol=4 * tolerance)
+
+
 def corners(count):
     """A client for each of `count` directions ±e_i, whose data pull a model of zeros in this direction, all as strongly."""
     rows = torch.cat([torch.eye(count // 2), -torch.eye(count // 2)])
@@ -387,6 +451,30 @@ def test_a_client_whose_weight_underflows_changes_nothing_in_a_run(part, engine)
     found, expected = (trained(clients, part, risk.QFair(40.0), 1, engine) for clients in ([easy, *many], many))
     assert bool(expected.abs().sum() > 0)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e30])
+@pytest.mark.parametrize("part", AGGREGATORS, ids=repr)
+def test_what_a_client_without_a_weight_sends_changes_no_call(part, poison):
+    gen, keys = torch_generator(0, "weightless"), torch.arange(13)
+    updates, losses, weights = torch.randn(13, 3, generator=gen), torch.rand(13, generator=gen), torch.full((13,), 1 / 12)
+    updates[4], weights[4], rest = poison, 0.0, keys != 4
+    given = [{"keys": own} if getattr(part, "needs_keys", False) else {} for own in (keys, keys[rest])]
+    found = part(updates, weights, losses=losses, **given[0])[0]
+    torch.testing.assert_close(found, part(updates[rest], weights[rest], losses=losses[rest], **given[1])[0])
+
+
+@pytest.mark.parametrize("loss", [-1e20, 0.0, 1e20, math.inf])
+@pytest.mark.parametrize("part", [each for each in RISKS if "WorstCase" not in repr(each)], ids=lambda part: repr(part)[:60])
+def test_the_loss_of_a_client_without_a_weight_changes_no_risk(part, loss):
+    """Nor does its group, in which it is alone. WorstCase weighs everyone, whatever the base weights are."""
+    gen, ids = torch_generator(0, "weightless"), tuple(f"client-{k}" for k in (0, 3, 6, 1, 4, 2))
+    losses, alpha = torch.rand(6, generator=gen, dtype=torch.float64) + 1, torch.rand(6, generator=gen, dtype=torch.float64)
+    losses[5], alpha[5] = abs(loss) if "QFair" in repr(part) else loss, 0.0
+    alpha = alpha / alpha.sum()
+    found, expected = part(losses, alpha, clients=ids), part(losses[:5], alpha[:5], clients=ids[:5])
+    torch.testing.assert_close(found.value, expected.value)
+    torch.testing.assert_close(found.weights, torch.cat([expected.weights, torch.zeros(1, dtype=torch.float64)]))
 
 
 @pytest.mark.parametrize("part", AVERAGING, ids=repr)

@@ -130,7 +130,8 @@ class Diverged(EquipoiseError, RuntimeError):
         shown = ", ".join(self.clients[:5]) + (f" and {len(self.clients) - 5} more" if len(self.clients) > 5 else "")
         where = f" of client {shown}" if self.clients else ""
         number = round_index if what == AFTER_THE_LAST else round_index + 1
-        self._found = f"Round {number}: the {what}{where} is not finite, so training stopped; earlier rounds are kept."
+        wrong = "is not finite or absurdly large" if what == "update" else "is not finite"
+        self._found = f"Round {number}: the {what}{where} {wrong}, so training stopped; earlier rounds are kept."
         advice = "Lower the learning rate, or look at these clients' data, and at the loss function if it is your own."
         super().__init__(f"{self._found} {advice}")
 

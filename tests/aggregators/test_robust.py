@@ -211,6 +211,9 @@ def test_k_norm_and_k_loss_by_hand():
     losses = torch.tensor([0.2, 0.9, 0.5])
     assert total(agg.KLoss(1), updates, weights, losses).tolist() == [0.0, 10.0]  # the second largest loss
     assert total(agg.KLoss(0), updates, weights, losses).tolist() == [1.0, 0.0]
+    for own in (torch.arange(3), torch.arange(3).flip(0)):  # an infinite loss is the largest, whoever has it
+        infinite = torch.tensor([0.2, torch.inf, 0.5])
+        assert agg.KLoss(1)(updates, weights, losses=infinite, keys=own)[0].tolist() == [0.0, 10.0]
 
 
 def test_mgda_is_the_shortest_vector_and_epsilon_zero_the_mean_direction():

@@ -413,3 +413,52 @@ def test_runs_with_every_new_aggregator_agree(engine, tmp_path):
             other = run(4, engine="simulator")
             for left, right in zip(whole.model.parameters(), other.model.parameters(), strict=True):
                 torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)
+
+
+COMMON = [  # the type, what all updates share, the honest spread around it, and where attackers are
+    (torch.float64, 1.7e9, 1.0, 500.0), (torch.float64, 1.7e9, 1e-6, 0.8), (torch.float64, 1e4, 1e-6, 5e-3),
+    (torch.float64, 1e4, 1e-10, 4e-6), (torch.float32, 1e4, 1.0, 500.0), (torch.float32, -1e-4, 1e-8, 5e-6),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("part", [agg.Krum(2), agg.MultiKrum(2), agg.NNM(agg.Median()), agg.MeaMed(), agg.Bulyan(2)], ids=repr)
+@pytest.mark.parametrize(("dtype", "common", "spread", "away"), COMMON)
+def test_bounds_hold_beside_a_large_common_part(part, dtype, common, spread, away):
+    gen = torch.Generator().manual_seed(0)
+    honest = common + spread * torch.rand(9, 20, generator=gen, dtype=torch.float64)
+    updates = torch.cat([honest, (honest.mean(0) + away).expand(2, -1)]).to(dtype)
+    honest = updates[:9].double()
+    low, high, diameter = honest.amin(0), honest.amax(0), float(torch.pdist(honest).max())
+    for _ in range(40):
+        given = {"keys": torch.randint(-(2**62), 2**62, (11,), generator=gen)} if getattr(part, "needs_keys", False) else {}
+        found = total(part, updates, **given).double()
+        if isinstance(part, agg.Krum):
+            assert float((found - honest.mean(0)).norm()) <= (7**0.5 + 1) * diameter
+        elif isinstance(part, agg.NNM):
+            assert float(torch.maximum(low - found, found - high).max()) <= diameter
+        else:
+            assert float((torch.maximum(low - found, found - high) - (high - low)).max()) <= 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("part", [agg.DnC(2), agg.NNM(agg.Median(), 0.3), agg.NNM(agg.Krum(1), 0.3), agg.NNM(agg.DnC(2))])
+def test_engines_agree_where_only_rounding_tells_clients_apart(part, apart, dtype):
+    """Clients have the same examples and features in other orders: of their own features, or beside one with targets of 0."""
+    gen = torch.Generator().manual_seed(0)
+    x, y = torch.randn(24, 8, generator=gen, dtype=torch.float64), torch.randn(24, generator=gen, dtype=torch.float64)
+    clients = [] if apart else [("zero", x.to(dtype), torch.zeros(24, dtype=dtype))]
+    for k in range(8):
+        rows, own = torch.randperm(24, generator=gen), x[:, torch.randperm(8, generator=gen)]
+        if apart:
+            own = torch.nn.functional.pad(own, (8 * k, 56 - 8 * k))
+        clients.append((f"c{k}", own[rows].to(dtype), y[rows].to(dtype)))
+    data, solver = eq.FederatedData(eq.ClientSet.pack(clients)), eq.solvers.SGD(lr=0.02, batch_size=None, epochs=5)
+    found = []
+    for engine in ("loop", "simulator"):
+        model = eq.models.LinearRegression(clients[0][1].shape[1], bias=False).to(dtype)
+        with torch.no_grad():
+            model.weight.zero_()
+        algorithm = eq.Algorithm(aggregator=part, sampler=eq.sampling.Full(), solver=solver)
+        found.append(eq.train(model, data, algorithm, rounds=1, engine=engine, progress=False).params)
+    torch.testing.assert_close(*found, rtol=0, atol=100 * torch.finfo(dtype).eps * float(found[0].abs().max()))

@@ -8,42 +8,46 @@ from torch import Tensor
 
 from equipoise.core.numbers import mass_slack
 
-_TIE = 1e-6  # scores that differ by less, relatively, are equal: updates and losses are rounded to float32
+
+def rounding(dtype: torch.dtype) -> float:
+    """By which share of its size a number of this type may be off, after the few sums that engines make in their own order."""
+    return max(4 * torch.finfo(dtype).eps, 64 * torch.finfo(torch.float64).eps)
 
 
-def levels(scores: Tensor, slack: Tensor | float = 0.0) -> Tensor:
-    """The level of each score (K,), from 0 for the smallest; scores that rounding tells apart have one level, int64 on the CPU.
+def levels(scores: Tensor, slack: Tensor) -> Tensor:
+    """The level of each score (K,), from 0 for the smallest, int64 on the CPU.
 
-    That is a relative difference, or one of `slack`, a number or the rounding of each score (K,).
+    Scores have one level if rounding may tell them apart, by `slack` (K,) each.
     """
     ordered, order = scores.double().cpu().sort()
-    slack = torch.as_tensor(slack, dtype=torch.float64).cpu().expand(len(scores))[order]
-    apart = ordered.diff(prepend=ordered[:1]) > (_TIE * ordered.abs() + slack).roll(1)  # by the rounding of the smaller one
+    own = slack.double().cpu()[order].masked_fill(~torch.isfinite(ordered), 0.0)
+    apart = ordered - own > (ordered + own).roll(1)
+    apart[:1] = False
     return torch.empty_like(order).scatter_(0, order, apart.cumsum(0))
 
 
-def ranked(scores: Tensor, keys: Tensor, slack: Tensor | float = 0.0) -> Tensor:
+def ranked(scores: Tensor, keys: Tensor, slack: Tensor) -> Tensor:
     """Places (K,) by rising score, those of one level by rising key: the same clients whatever their order is.
 
-    >>> ranked(torch.tensor([2.0, 1.0, 2.0]), torch.tensor([9, 8, 7])).tolist()
+    >>> ranked(torch.tensor([2.0, 1.0, 2.1]), torch.tensor([9, 8, 7]), torch.full((3,), 0.1)).tolist()
     [1, 2, 0]
     """
     return torch.from_numpy(np.lexsort((keys.cpu().numpy(), levels(scores, slack).numpy())))
 
 
-def nearest_shares(distances: Tensor, weights: Tensor, mass: float, tie: Tensor | float = 0.0) -> Tensor:
+def nearest_shares(distances: Tensor, weights: Tensor, mass: float, slack: Tensor) -> Tensor:
     """The part of each weight (…, K) that belongs to the nearest values up to a total weight of `mass`, (…, K) float64.
 
     Values are taken by rising distance (…, K). Those at the border count with one common fraction of their weights, so that
-    the order of clients does not matter; distances that differ by at most `tie` are equal.
+    the order of clients does not matter; rounding may tell equal distances apart, by `slack` (…, K) each.
     """
-    slack, weights = mass_slack(weights.dtype, weights.shape[-1]), weights.double()
+    least, weights = mass - mass_slack(weights.dtype, weights.shape[-1]), weights.double()
     ordered, order = distances.sort(dim=-1)
     taken = weights.expand_as(distances).gather(-1, order).cumsum(-1)
-    place = (taken < mass - slack).sum(-1, keepdim=True).clamp(max=distances.shape[-1] - 1)
+    place = (taken < least).sum(-1, keepdim=True).clamp(max=distances.shape[-1] - 1)
     border = ordered.gather(-1, place)
-    inside = torch.where(distances < border - tie, weights, 0.0)
-    edge = torch.where((distances - border).abs() <= tie, weights, 0.0)
-    edge = torch.where(distances == border, weights, edge)  # infinite distances, too
+    slack = slack + slack.gather(-1, order.gather(-1, place))
+    inside = torch.where(distances < border - slack, weights, 0.0)
+    edge = torch.where((distances == border) | ((distances - border).abs() <= slack), weights, 0.0)  # both may be infinite
     rest = (mass - inside.sum(-1, keepdim=True)).clamp(min=0.0)
     return inside + edge * (rest / edge.sum(-1, keepdim=True)).clamp(max=1.0)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from equipoise.aggregators.by_coordinate import coordinate_median, trimmed_mean
-from equipoise.aggregators.order import ranked
+from equipoise.aggregators.order import ranked, rounding
 from equipoise.aggregators.weighted_mean import weighted_mean
 from equipoise.core.numbers import has_weight, mass_slack
 from equipoise.errors import require, require_integer, require_number
@@ -62,6 +62,9 @@ def counted(updates: Tensor, weights: Tensor, losses: Tensor | None = None, keys
 def update_norms(updates: Tensor) -> Tensor:
     """L2 norms of the rows in float64, which holds the squares of any float32."""
     norms: Tensor = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
+    if updates.dtype == torch.float64 and not bool(((norms > 1e-150) & (norms < 1e150)).all()):  # its own are held like this
+        largest = torch.linalg.vector_norm(updates, math.inf, dim=1).clamp(min=torch.finfo(torch.float64).tiny)
+        norms = largest * torch.linalg.vector_norm(updates / largest.unsqueeze(1), dim=1)
     return norms
 
 
@@ -101,8 +104,11 @@ def geometric_median(updates: Tensor, weights: Tensor, *, iterations: int, smoot
     squares = gram.diagonal().clone()
     distances = squares.sqrt().masked_fill(far, math.inf)
     typical = float(weighted_quantile(distances, weights, 0.5))
-    if not 0 < typical < math.inf:  # half of the weight is at the start, or too far away for squares
-        return start
+    if not 0 < typical < math.inf:  # half of the weight is at the start, or too far away or too near for squares
+        unit = float(weighted_quantile(update_norms(updates - start), weights, 0.5))
+        if not 0 < unit < math.inf:
+            return start
+        return start + unit * geometric_median((updates - start) / unit, weights, iterations=iterations, smoothing=smoothing)
     shares = torch.zeros_like(squares)  # of z − c, at first zero
     for _ in range(iterations):
         after = weights / distances.clamp(min=smoothing * typical)
@@ -123,16 +129,32 @@ def squared_distances(updates: Tensor) -> Tensor:
     return (gram.diagonal() + gram.diagonal().unsqueeze(1) - 2 * gram).clamp(min=0.0)
 
 
-def rounding_of_squares(updates: Tensor) -> Tensor:
-    """By how much rounding may tell apart sums of squared distances of each update, (K,) float64."""
-    return 1e-12 * update_norms(updates).square().nan_to_num(0.0, 0.0)
+def rounding_lengths(updates: Tensor) -> Tensor:
+    """How long the rounding of each update may be, (K,) float64.
+
+    It goes by its own length, or by the median one: an update of zeros may be what is left of a sum.
+    """
+    norms = update_norms(updates)
+    return rounding(updates.dtype) * torch.maximum(norms, norms.median())
 
 
-def krum_scores(updates: Tensor, malicious: int) -> Tensor:
-    """Σ ‖u_k − u_j‖² over the K − f − 2 nearest others j, (K,) float64: small for an update among many like it."""
-    squares = squared_distances(updates)
-    squares.fill_diagonal_(math.inf)  # oneself is no neighbour
-    return squares.sort(dim=1).values[:, : len(updates) - malicious - 2].sum(1)
+def pairs(updates: Tensor) -> tuple[Tensor, Tensor]:
+    """‖u_j − u_k‖² of all pairs, infinite for j = k, and by how much rounding may change each, (K, K) and (K, K) float64.
+
+    Where most updates are beyond what squares hold, in units of the median length.
+    """
+    own = rounding_lengths(updates)
+    if updates.dtype == torch.float64 and (unit := float(update_norms(updates).median())) > 0 and not 1e-100 < unit < 1e100:
+        updates, own = updates / unit, own / unit
+    squares, both = squared_distances(updates), own + own.unsqueeze(1)
+    slack = (both * (2 * squares.sqrt() + both)).nan_to_num(0.0, 0.0)
+    return squares.fill_diagonal_(math.inf), slack
+
+
+def krum_scores(squares: Tensor, slack: Tensor, neighbours: int) -> tuple[Tensor, Tensor]:
+    """Σ ‖u_k − u_j‖² over the nearest others j, small for an update among many like it, and its rounding, (K,) and (K,)."""
+    nearest, places = squares.topk(min(neighbours, len(squares) - 1), largest=False)
+    return nearest.sum(1), slack.gather(1, places).sum(1)
 
 
 def clipped_mean(updates: Tensor, weights: Tensor, bound: float) -> Tensor:
@@ -304,7 +326,8 @@ class Krum(AgainstAttackers):
         rows, left = given.rows, self._still_expected(given)
         if len(rows) < 3 + left:
             return None
-        order = ranked(krum_scores(rows, left), given.keys, rounding_of_squares(rows))
+        scores, slack = krum_scores(*pairs(rows), len(rows) - left - 2)
+        order = ranked(scores, given.keys, slack)
         return self._chosen(given, order[: len(rows) - left])
 
     def _chosen(self, given: Counted, best: Tensor) -> Tensor:
@@ -385,8 +408,9 @@ class KNorm(AgainstAttackers):
         self._require_clients(clients, self.malicious + 1, "k-norm must leave one")
 
     def _total(self, given: Counted) -> Tensor | None:
-        kept = len(given.rows) - self._still_expected(given)
-        return mean_of(given, ranked(update_norms(given.rows), given.keys)[:kept]) if kept > 0 else None
+        kept, norms = len(given.rows) - self._still_expected(given), update_norms(given.rows)
+        order = ranked(norms, given.keys, rounding(given.rows.dtype) * norms)
+        return mean_of(given, order[:kept]) if kept > 0 else None
 
 
 @dataclass(frozen=True)
@@ -414,8 +438,9 @@ class KLoss(AgainstAttackers):
         self._require_clients(clients, self.malicious + 1, "k-loss needs a (k + 1)-th loss")
 
     def _total(self, given: Counted) -> Tensor:
-        rank = min(self._still_expected(given), len(given.rows) - 1)
-        return given.rows[ranked(-cast(Tensor, given.losses), given.keys)[rank]].clone()
+        rank, losses = min(self._still_expected(given), len(given.rows) - 1), cast(Tensor, given.losses).double()
+        slack = losses.abs() * max(rounding(each.dtype) for each in (given.rows, cast(Tensor, given.losses)))
+        return given.rows[ranked(-losses, given.keys, slack)[rank]].clone()
 
 
 @dataclass(frozen=True)
@@ -439,12 +464,13 @@ class FedMGDA(RobustAggregator):
         require_number("epsilon", self.epsilon, "[0, 1]")
 
     def _total(self, given: Counted) -> Tensor | None:
-        rows, kept = given.rows, given.weights
-        norms = update_norms(rows)
-        moving = norms > 0
+        largest = torch.linalg.vector_norm(given.rows, math.inf, dim=1)
+        moving = largest > 0
         if not bool(moving.any()):
             return None
-        kept = kept[moving] / kept[moving].sum()
-        directions = rows[moving] / norms[moving].to(rows.dtype).unsqueeze(1)
+        rows, kept = given.rows[moving], given.weights[moving] / given.weights[moving].sum()
+        directions = rows / largest[moving].unsqueeze(1)  # first so, because a norm may be more than the type holds
+        directions = directions / torch.linalg.vector_norm(directions, dim=1, keepdim=True)
         chosen = min_norm_weights(directions, kept, self.epsilon)
-        return weighted_mean(directions, chosen) * float(weighted_quantile(norms[moving], kept, 0.5))
+        typical = float(weighted_quantile(update_norms(rows), kept, 0.5))
+        return (weighted_mean(directions, chosen).double() * typical).to(rows.dtype)

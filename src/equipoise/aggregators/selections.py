@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from equipoise.aggregators.by_coordinate import column_blocks, coordinate_median
-from equipoise.aggregators.order import levels, nearest_shares, ranked
+from equipoise.aggregators.order import levels, nearest_shares, ranked, rounding
 from equipoise.aggregators.robust import (
     AgainstAttackers,
     Counted,
     RobustAggregator,
     gram_matrix,
+    krum_scores,
     mean_of,
-    rounding_of_squares,
-    squared_distances,
+    pairs,
+    rounding_lengths,
+    update_norms,
 )
 from equipoise.aggregators.weighted_mean import weighted_mean
 from equipoise.core.rng import random_bits
 from equipoise.errors import require_integer, require_number
 
-_SQUARABLE = 1e100  # products and sums of larger numbers may be infinite
-_TIE = 1e-9  # distances, eigenvalues and shares that differ by less are equal
+_SQUARABLE = 1e100  # products and sums of larger numbers may be infinite, those of their inverses 0
 
 
 def mean_around(updates: Tensor, weights: Tensor, centre: Tensor, chosen: Tensor, mass: float) -> Tensor:
@@ -32,14 +34,13 @@ def mean_around(updates: Tensor, weights: Tensor, centre: Tensor, chosen: Tensor
     Values are taken up to a total of `mass` of the weights `chosen` (K,), which decide how many; those at the border share.
     Distances that rounding alone tells apart are equal: two values on either side of the median may be as far from it.
     """
-    rounding = max(_TIE, 8 * torch.finfo(updates.dtype).eps)
     mean, weights = torch.empty_like(updates[0]), weights.double()
     for columns, rows in column_blocks(updates):
         values = rows.double()
         middle = centre[columns].double().unsqueeze(1)
         distances = (values - middle).abs()
-        tie = rounding * (middle.abs() + distances)  # of each value its own: a huge one does not make others equal
-        part = nearest_shares(distances, chosen, mass, tie) / chosen.double()  # (B, K), between 0 and 1
+        slack = rounding(updates.dtype) * (middle.abs() + distances)  # each its own: a huge value does not make others equal
+        part = nearest_shares(distances, chosen, mass, slack) / chosen.double()  # (B, K), between 0 and 1
         mean[columns] = (torch.linalg.vecdot(part * weights, values) / (part * weights).sum(1)).to(updates.dtype)
     return mean
 
@@ -74,18 +75,17 @@ def bulyan_selection(rows: Tensor, keys: Tensor, malicious: int) -> list[int]:
     Among R′ left, Krum sums the max(1, R′ − f − 2) smallest squared distances. Equal scores: the update nearest the coordinate
     median of those left, then the smallest key.
     """
-    squares = squared_distances(rows).nan_to_num(torch.inf, torch.inf).fill_diagonal_(torch.inf)  # oneself is no neighbour
-    left, chosen = list(range(len(rows))), list[int]()
-    even, slack = torch.ones(len(rows), dtype=torch.float64, device=rows.device), rounding_of_squares(rows)
+    squares, slack = pairs(rows)
+    left, chosen, lengths = list(range(len(rows))), list[int](), rounding_lengths(rows)
+    even = torch.ones(len(rows), dtype=torch.float64, device=rows.device)
     while len(chosen) < len(rows) - 2 * malicious:
         among = torch.tensor(left, device=rows.device)
-        nearest = squares[among][:, among].sort(dim=1).values[:, : max(1, len(left) - malicious - 2)]
-        scores = nearest.sum(1) if len(left) > 1 else torch.zeros(1)
-        best = (levels(scores, slack[among]) == 0).nonzero().flatten()
+        scores = krum_scores(squares[among][:, among], slack[among][:, among], max(1, len(left) - malicious - 2))
+        best = (levels(*scores) == 0).nonzero().flatten()
         if len(best) > 1:
             median = coordinate_median(rows[among], even[: len(left)] / len(left)).double()
             tied = among.cpu()[best]
-            best = best[ranked((rows[tied].double() - median).norm(dim=1), keys[tied])]
+            best = best[ranked(update_norms(rows[tied].double() - median), keys[tied], 2 * lengths[tied])]
         chosen.append(left.pop(int(best[0])))
     return chosen
 
@@ -160,10 +160,16 @@ class DnC(AgainstAttackers):
                 drawn = random_bits(shared, repeat * rows.shape[1], rows.shape[1])[0].argsort()[: self.coordinates]
                 part = rows[:, drawn.to(rows.device)]
             part = part.double()
-            if (largest := float(part.abs().max())) > _SQUARABLE:
-                part = part / largest  # the direction stays, and squares are finite
+            largest = float(part.abs().max())
+            if largest > 0 and not 1 / _SQUARABLE < largest < _SQUARABLE:
+                part = part / largest  # the direction stays
             gram = gram_matrix(part, weighted_mean(part, given.weights))
             values, vectors = torch.linalg.eigh(gram.cpu())
-            main = vectors[:, values >= values[-1] * (1 - _TIE)]  # mostly one; of several none is the main direction alone
-            dropped[ranked(-main.square().sum(1), given.keys, _TIE)[:malicious]] += 1
+            noise = rounding(rows.dtype) * float(part.norm())
+            slack = noise * (2 * math.sqrt(max(0.0, float(values[-1]))) + noise)  # what rounding may do to eigenvalues
+            below = values[-1] - values
+            scores = vectors[:, below <= slack].square().sum(1)  # mostly of one; of several none is the main direction alone
+            turned = rounding(rows.dtype) + float((slack / below.masked_fill(below <= slack, math.inf)).amax())
+            order = ranked(-scores, given.keys, turned * (2 * scores.sqrt() + turned))
+            dropped[order[:malicious]] += 1
         return mean_of(given, (dropped == dropped.min()).nonzero().flatten())

@@ -32,5 +32,7 @@ class WeightedMean:
     def __call__(
         self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
     ) -> tuple[Tensor, Any]:
-        """Σ_k weights_k · updates_k, (D,); the state as it is."""
+        """Σ_k weights_k · updates_k over those with a weight, (D,); the state as it is."""
+        if not bool((counts := weights != 0).all()):  # 0 times NaN would be NaN
+            updates, weights = updates[counts.to(updates.device)], weights[counts]
         return weighted_mean(updates, weights), state

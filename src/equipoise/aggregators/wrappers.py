@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equipoise.aggregators.by_coordinate import column_blocks
 from equipoise.aggregators.order import nearest_shares
-from equipoise.aggregators.robust import Counted, counted, rounding_of_squares, squared_distances
+from equipoise.aggregators.robust import Counted, counted, pairs
 from equipoise.core.abilities import is_part, read
 from equipoise.core.rng import random_bits
 from equipoise.errors import InvalidParameter, require_integer, require_kind, require_number
@@ -21,10 +21,9 @@ from equipoise.types import Aggregator, AggregatorTraits
 
 def mixed_with_nearest(updates: Tensor, weights: Tensor, share: float) -> Tensor:
     """y_k, the weighted mean of the updates nearest u_k (itself first) up to a weight of 1 − share: (K, D)."""
-    squares = squared_distances(updates).nan_to_num(math.inf, math.inf)
-    squares.fill_diagonal_(-1.0)  # itself first
-    shares = nearest_shares(squares, weights, 1.0 - share, rounding_of_squares(updates).unsqueeze(1))
-    return means_by(shares, updates)
+    squares, slack = pairs(updates)
+    squares.fill_diagonal_(-math.inf)  # itself first
+    return means_by(nearest_shares(squares, weights, 1.0 - share, slack), updates)
 
 
 def means_by(shares: Tensor, updates: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from equipoise.core.words import shown_as_before
 from equipoise.errors import is_integer, require, require_number
 from equipoise.risk.groups import Groups, checked_groups, group_name
-from equipoise.risk.tilted import tilted
+from equipoise.risk.tilted import tilted, weighed
 from equipoise.types import RiskValue
 
 
@@ -40,11 +40,11 @@ class GroupDRO:
 
     R_g = Σ_{k∈g} α_k F_k / α_g; q_g ← q_g e^{step · R_g}, normalised; client k of group g has the weight q_g α_k / α_g with the
     new q. These weights are the gradient of the value, Q · (1/step) log Σ_g (q_g/Q) e^{step · R_g} over the groups of the
-    cohort, whose old shares sum to Q. A group without a client in the cohort keeps its share, and the others divide theirs
-    among themselves. q starts uniform over the groups. `groups` gives each client id the name of its group: a mapping, or a
-    function of the id. With `step` 0 it is the mean of the groups' means. Sums of losses over groups are all that it needs:
-    under secure sums (in simulations) who is in which group is public, and a group with fewer clients in a cohort than a sum
-    needs counts as absent. With an `adjustment` C, R_g + C/√N_g takes the place of R_g.
+    cohort, whose old shares sum to Q. A group without a client in the cohort (or without a weight) keeps its share, and the
+    others divide theirs among themselves. q starts uniform over the groups. `groups` gives each client id the name of its
+    group: a mapping, or a function of the id. With `step` 0 it is the mean of the groups' means. Sums of losses over groups
+    are all that it needs: under secure sums (in simulations) who is in which group is public, and a group with fewer clients
+    in a cohort than a sum needs counts as absent. With an `adjustment` C, R_g + C/√N_g takes the place of R_g.
 
     Source: Sagawa et al. 2020 (arXiv 1911.08731), section 3.3 for the adjustment. The published code counts an absent group
     as a loss of 0, so that it loses share; here it keeps it.
@@ -92,17 +92,18 @@ class GroupDRO:
         """The risk of the cohort's groups, its weights (K,), and the next shares of all groups."""
         require(clients is not None, "clients", "must be given, because groups are told by client id", clients)
         names = [self.group_of(client) for client in clients]
+        present = [name for name, weight in zip(names, base_weights.tolist(), strict=True) if weight > 0]
         if state is None:  # uniform over all groups where they are known, else over those of the first cohort
-            known = self.groups.values() if isinstance(self.groups, Mapping) else names
+            known = self.groups.values() if isinstance(self.groups, Mapping) else present
             every = tuple(sorted(set(known)))
             state = GroupMixture(every, torch.full((len(every),), -math.log(len(every)), dtype=torch.float64))
-        mixture = state.including(names)
-        here = sorted(set(names))
+        mixture = state.including(present)
+        here = sorted(set(present))
         places = torch.tensor([mixture.groups.index(name) for name in here])
         member = torch.tensor([[name == group for name in names] for group in here], dtype=torch.float64)  # (G, K)
         inside = member.to(losses.device) * base_weights.double()
         inside = inside / inside.sum(1, keepdim=True)
-        means = inside @ losses.double() + self._adjustments(here).to(losses.device)
+        means = inside @ weighed(losses, base_weights).double() + self._adjustments(here).to(losses.device)
         before = mixture.log_shares[places]
         total = torch.logsumexp(before, 0)  # log Q
         value, shares = tilted(means, torch.softmax(before, 0).to(means.device), self.step)

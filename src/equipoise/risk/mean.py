@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from equipoise.risk.tilted import weighed
 from equipoise.types import RiskValue
 
 
@@ -32,7 +33,7 @@ class Mean:
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
         """The mean Σ α_k F_k; its weights are α."""
-        return RiskValue((base_weights * losses).sum(), base_weights, state)
+        return RiskValue((base_weights * weighed(losses, base_weights)).sum(), base_weights, state)
 
     def client_weight(self, loss: Tensor, base_weight: Tensor, public: Any = None) -> Tensor:
         """The weight that a client computes by itself: its `base_weight` (). Its `loss` () and `public` are not used."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.errors import InvalidParameter, require_number
+from equipoise.risk.tilted import weighed
 from equipoise.types import RiskValue
 
 FLOOR = 1e-10  # of a loss, so that powers and their derivatives exist at 0
@@ -49,7 +50,7 @@ class QFair:
         if bool((losses < 0).any()):
             fix = "Use Tilted for losses of either sign."
             raise InvalidParameter("losses", "must be ≥ 0 for QFair", float(losses.min()), fix)
-        alpha, values = base_weights.double(), losses.double().clamp(min=FLOOR)
+        alpha, values = base_weights.double(), weighed(losses, base_weights).double().clamp(min=FLOOR)
         value = (alpha * values.pow(self.q + 1)).sum() / (self.q + 1)
         logs = self.q * values.log() + alpha.log()
         # Powers beyond what the type holds are scaled together: their ratios, all that a round uses, stay right.

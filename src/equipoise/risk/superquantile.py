@@ -20,7 +20,7 @@ from equipoise.core.numbers import mass_slack, numbers
 from equipoise.errors import IncompatibleParts, require, require_integer, require_kind, require_number
 from equipoise.risk.quantile_sources import ROUNDING, Exact, tail_quantile_index
 from equipoise.risk.quantile_sources import tail_quantile as tail_quantile  # public here too
-from equipoise.risk.tilted import tilted
+from equipoise.risk.tilted import tilted, weighed
 from equipoise.types import QuantileSource, QuantileTraits, RiskValue
 
 
@@ -261,6 +261,7 @@ class Superquantile:
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
         """The superquantile of losses (K,) and its weights; the state is the quantile in use, where clients filter by one."""
+        losses = weighed(losses, base_weights)
         tail = self.tail if self.at_least is None else tail_holding(losses, base_weights, self.tail, self.at_least)
         if self.filters:
             return self._filter_clients(losses, base_weights, tail, state)

@@ -13,6 +13,16 @@ from equipoise.errors import require, require_number
 from equipoise.types import RiskValue
 
 
+def weighed(losses: Tensor, base_weights: Tensor) -> Tensor:
+    """The losses (K,), in place of those without a weight the least of the others: no rule then leans on such a loss.
+
+    >>> weighed(torch.tensor([9.0, 2.0, 3.0]), torch.tensor([0.0, 0.5, 0.5]))
+    tensor([2., 2., 3.])
+    """
+    counts = base_weights > 0
+    return losses if bool(counts.all()) or not bool(counts.any()) else torch.where(counts, losses, losses[counts].min())
+
+
 def tilted(losses: Tensor, base_weights: Tensor, tilt: float) -> tuple[Tensor, Tensor]:
     """(1/t) log Σ α_k e^{t F_k} and its gradient α_k e^{t F_k} / Σ, both float64; t = 0 is the mean.
 
@@ -20,7 +30,7 @@ def tilted(losses: Tensor, base_weights: Tensor, tilt: float) -> tuple[Tensor, T
     overflows; and log1p keeps the digits as t → 0, where the sum of exponentials differs little from 1.
     """
     alpha = base_weights.double() / base_weights.double().sum()
-    values = losses.double()
+    values = weighed(losses, base_weights).double()
     if tilt == 0:
         return alpha @ values, alpha
     top = values.max() if tilt > 0 else values.min()

@@ -72,7 +72,7 @@ def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12
     streams: dict[str, Any] = {"keys": None} if read(AggregatorTraits, aggregator).needs_keys else {}
     accepts(aggregator, aggregator, AGGREGATOR_CALL, (0, 0), losses=None, state=None, **streams)
     gen = torch_generator(seed, "check_aggregator")
-    updates = torch.randn(clients, 6, generator=gen, dtype=torch.float64)
+    updates = torch.randn(clients, 7, generator=gen, dtype=torch.float64)
     weights = torch.rand(clients, generator=gen, dtype=torch.float64) + 0.1
     weights, losses = weights / weights.sum(), torch.randint(1, 4, (clients,), generator=gen).double()  # some are equal
     keys = torch.randint(-(2**62), 2**62, (clients,), generator=gen)
