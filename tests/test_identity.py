@@ -1,13 +1,20 @@
 """A checkpoint is gone on from by the run that wrote it, and by no other; what is damaged is refused."""
 
+import collections
+import dataclasses
+import enum
 import functools
 import warnings
+import weakref
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import equipoise as eq
+from equipoise.core import fingerprints
 from equipoise.core.fingerprints import fingerprint
 from equipoise.errors import CheckpointError, EquipoiseError, EquipoiseNotice, NotWritten
 from equipoise.observers import History
@@ -85,7 +92,7 @@ class OwnRisk(eq.risk.Mean):
 
 OTHERS = {
     "another activation": ({"model": network(nn.Tanh())}, "model's structure"),
-    "another attribute": ({"model": network(nn.ReLU(), slope=2.0)}, "model's structure"),
+    "another attribute": ({"model": network(nn.ReLU(), slope=2.0)}, "model's code or attributes"),
     "another frozen backbone": ({"model": network(nn.ReLU(), frozen=0.5)}, "model's frozen parameters"),
     "another buffer": ({"model": network(nn.ReLU(), buffer=0.5)}, "model's buffers"),
     "another lambda as loss": (
@@ -202,6 +209,118 @@ def test_a_fingerprint_is_of_what_is_computed():
     loop = [1]
     loop.append(loop)
     assert fingerprint(loop) == fingerprint(loop)
+
+
+class Holds(nn.Module):
+    def __init__(self, held):
+        super().__init__()
+        self.layer, self.held = nn.Linear(4, 3), held
+
+
+class Slotted:
+    __slots__ = ("held",)
+
+    def __init__(self, held):
+        self.held = held
+
+
+class Plain(list):
+    def __init__(self, held):
+        super().__init__()
+        self.held = held
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnSGD(eq.solvers.SGD):
+    def __post_init__(self):
+        super().__post_init__()
+        object.__setattr__(self, "held", None)
+
+
+def own_solver(held):
+    solver = OwnSGD()
+    object.__setattr__(solver, "held", held)
+    return solver
+
+
+def own_class(held):
+    return type("Own", (), {"held": held})()
+
+
+KINDS = {
+    "number": lambda k: k,
+    "list": lambda k: [k],
+    "dictionary": lambda k: {"scale": k},
+    "nested": lambda k: {"scale": [(k,)]},
+    "set": lambda k: {k},
+    "deque": lambda k: collections.deque([k]),
+    "tensor": lambda k: torch.full((2,), k),
+    "tensors": lambda k: [torch.full((2,), k)],
+    "parameter": lambda k: [nn.Parameter(torch.full((2,), k))],
+    "module in a list": lambda k: [nn.Embedding.from_pretrained(torch.full((2, 2), k), freeze=False)],
+    "function": lambda k: scaled(k),
+    "partial": lambda k: functools.partial(scaled, k),
+    "object": lambda k: SimpleNamespace(scale=k),
+    "slots": Slotted,
+    "list of one's own": Plain,
+    "weak reference": lambda k: weakref.ref(_kept(own_class(k))),
+    "enumeration": lambda k: enum.Enum("Scale", {"only": k}).only,
+    "array": lambda k: np.full(2, k),
+}
+HOLDERS = {
+    "module": Holds, "hidden": lambda held: Holds(Holds(held)), "object": lambda held: SimpleNamespace(held=held),
+    "slots": Slotted, "solver": own_solver, "class": own_class, "closure": lambda held: lambda outputs: (held, outputs),
+}  # fmt: skip
+KEPT = []
+
+
+def _kept(value):
+    KEPT.append(value)
+    return value
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fingerprint_has_attributes_of_every_kind(kind, holder, strict):
+    def made(k):
+        torch.manual_seed(0)
+        return fingerprint(HOLDERS[holder](KINDS[kind](k)), strict=strict)
+
+    assert made(1.0) == made(1.0) != made(2.0)
+
+
+def test_what_code_notes_is_part_of_a_strict_fingerprint_and_what_is_trained_is_of_none():
+    def counting(x):
+        nonlocal calls
+        calls += 1
+        return x
+
+    calls, layer = 0, nn.Linear(2, 2)
+    before = [fingerprint(counting, strict=strict) for strict in (False, True)]
+    trained = [fingerprint(part, trained=[layer.weight], strict=True) for part in (layer, [layer.weight])]
+    counting(1)
+    layer.weight.data.add_(1)
+    after = [fingerprint(counting, strict=strict) for strict in (False, True)]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, False]
+    assert trained == [fingerprint(part, trained=[layer.weight], strict=True) for part in (layer, [layer.weight])]
+    layer.bias.data.add_(1)
+    assert trained[0] != fingerprint(layer, trained=[layer.weight], strict=True)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_what_has_no_description_is_another_in_another_process_under_noise_alone(private, ragged, tmp_path, monkeypatch):
+    model = network(nn.ReLU())
+    model.source = torch.Generator()
+    privacy = eq.privacy.GaussianMechanism(1.0, 1.0) if private else None
+    given = {"model": model, "algorithm": eq.Algorithm(privacy=privacy)}
+    interrupted(ragged, tmp_path / "run", **given)
+    monkeypatch.setattr(fingerprints, "_ONCE", "another process")
+    if not private:
+        assert run(ragged, tmp_path / "run", **given).rounds == 4
+        return
+    with pytest.raises(CheckpointError, match="differs in model's code or attributes: "):
+        run(ragged, tmp_path / "run", **given)
 
 
 # ----------------------------------------------------------------------------------------------------------------------- damage

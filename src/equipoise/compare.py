@@ -112,7 +112,7 @@ class Comparison:
             if together := composed_words(run.privacy for run in runs):
                 most = max(runs, key=lambda run: run.epsilon.epsilon if run.epsilon is not None else 0.0)
                 spent = most.epsilon
-                alone = "" if spent is None or spent.nominal else f"ε of one run: {spent.epsilon:.4g}. "
+                alone = "" if spent is None or spent.nominal else f"ε of one run: {spent.epsilon:.4g} ({spent.adjacency}). "
                 lines.append(f"{alone}{together} {NOT_COVERED}")
         return joined(lines)
 

@@ -276,6 +276,8 @@ def _train_alone(
             watching.tell("on_start", Run(name, last_round, seed, run.state.round, run.setting, run.history, shared))
             watching.tell("on_state", run.state)
         bar.tell("on_start", Run(title, last_round, settings[0].seed, max(run.state.round for run in runs), settings[0]))
+        for run in runs:
+            run.forget_if_ended()
         saves.tell("on_states", runs)
         for run in still_running():  # a run that had ended here and now has more rounds: its rule sees the last one, too
             known = {0, *(point.round for point in run.history.points)}

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.privacy.accounting import Accountant, Spent, epsilon_of, gaussian_epsilon, noise_for
+from equipoise.privacy.ledger import compose
 from equipoise.privacy.releases import (
     CohortEvent,
     FixedSampling,
@@ -366,18 +367,45 @@ def test_a_pattern_of_rounds_is_gone_through_again_and_again():
     both, update = poisson(4.0, 3.0, rate=0.1), poisson(3.0, rate=0.1)
     accountant = Accountant([both, update, update], 1e-4)
     assert accountant.exact_after(8) == epsilon_of([(both, 3), (update, 5)], 1e-4)
-    assert accountant.server_after(8) == pytest.approx(gaussian_epsilon(fold(*[4.0] * 3, *[3.0] * 8), 1e-4))
-    assert accountant.server_after(8, participations=2) == pytest.approx(gaussian_epsilon(fold(4.0, 4.0, 3.0, 3.0), 1e-4))
+    assert accountant.spent(8).epsilon_server == pytest.approx(gaussian_epsilon(fold(*[4.0] * 3, *[3.0] * 8), 1e-4))
 
 
 def test_who_knows_the_cohorts_sees_plain_gaussians():
     accountant = Accountant(poisson(1.0, 1.0), 4e-4, method="rdp")
-    assert accountant.server_after(50, participations=4) == pytest.approx(gaussian_epsilon(1 / math.sqrt(8), 4e-4))
-    assert accountant.server_after(50) == pytest.approx(gaussian_epsilon(1 / math.sqrt(100), 4e-4))
-    assert accountant.server_after(50, participations=0) == 0
-    assert accountant.server_after(50, participations=1) > accountant.exact_after(1)
-    with pytest.raises(InvalidParameter, match="participations"):
-        accountant.server_after(50, participations=51)
+    assert accountant.spent(50).epsilon_server == pytest.approx(gaussian_epsilon(1 / math.sqrt(100), 4e-4))
+    assert accountant.spent(0).epsilon_server == 0
+    assert accountant.spent(1).epsilon_server > accountant.exact_after(1)
+
+
+@pytest.mark.parametrize("z", [1.0, 2.0, 5.0])
+@pytest.mark.parametrize("everyone", [NoSampling(), PoissonSampling(1.0)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_rounds_of_everyone_beside_fixed_cohorts_cost_what_a_replacement_costs(z, everyone, turned):
+    """A replacement moves the sum of everyone by 2C, of which a multiplier of C is one half; so no total is below a part."""
+    pair = [event(z, sampling=everyone), event(2.0, sampling=FixedSampling(5, 20))]
+    pair = pair[::-1] if turned else pair
+    accountant = Accountant(pair, 1e-3)
+    total = compose([[(each, 1)] for each in pair], 1e-3)
+    assert epsilon_of([(each, 1) for each in pair], 1e-3) == accountant.exact_after(2) == total.epsilon
+    assert total.epsilon <= gaussian_epsilon(fold(z / 2, 2.0), 1e-3) * (1 + 1e-9)  # that of fixed ones without amplification
+    assert total.epsilon >= max(gaussian_epsilon(z / 2, 1e-3), epsilon_of([(pair[not turned], 1)], 1e-3))
+    assert accountant.spent(2).adjacency == total.adjacency == "replace one client"
+    assert accountant.spent(2).epsilon_server == pytest.approx(gaussian_epsilon(fold(z / 2, 2.0), 1e-3), rel=1e-9)
+
+
+def test_every_total_names_its_adjacency_and_bounds_its_parts():
+    rate, fixed, every = poisson(3.0, rate=0.3), event(2.0, sampling=FixedSampling(5, 20)), event(3.0, sampling=NoSampling())
+    alone, group = epsilon_of([(rate, 4)], 1e-3), 2  # one removed and one added
+    total = compose([[(rate, 4)], [(fixed, 2)], [(every, 1)]], 1e-3)
+    assert total.epsilon == pytest.approx(group * alone + epsilon_of([(fixed, 2), (every, 1)], 1e-3))
+    assert total.delta == pytest.approx(1e-3 + 1e-3 * (1 + math.exp(alone)))
+    assert total.adjacency == "replace one client"
+    assert compose([[(rate, 4)], [(every, 1)]], 1e-3) == (
+        epsilon_of([(rate, 4), (every, 1)], 1e-3),
+        1e-3,
+        "zero out one client",
+    )
+    assert all(each.adjacency in str(each) for each in (total, compose([[(rate, 4)]], 1e-3)))
 
 
 def test_what_was_spent_in_words():
@@ -386,6 +414,6 @@ def test_what_was_spent_in_words():
         "ε = 4.98 at δ = 0.0004 (add or remove one client, PLD accounting, 1000 rounds); ε = 61.2 for one who "
         "knows who took part in which rounds (no client in more than 52 of them). Runs made to choose settings are not counted."
     )
-    found = Accountant(poisson(3.0, rate=0.1), 1e-4).spent(3, participations=2, unit="example")
-    assert (found.adjacency, found.method, found.rounds, found.participations) == ("add or remove one example", "pld", 3, 2)
+    found = Accountant(poisson(3.0, rate=0.1), 1e-4).spent(3, unit="example")
+    assert (found.adjacency, found.method, found.rounds, found.participations) == ("add or remove one example", "pld", 3, 3)
     assert found.epsilon == epsilon_of([(poisson(3.0, rate=0.1), 3)], 1e-4)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 import equipoise as eq
+from equipoise.data.clients import ClientSet
 from equipoise.errors import EquipoiseError, IncompatibleParts, InvalidParameter, ObserverFailed
 from equipoise.risk import RiskValue
 from equipoise.runs import tried_releases
+from equipoise.runs.setup import set_up
 from equipoise.types import Cohort, Observer
 from made_clients import make_clients
 
@@ -83,31 +86,6 @@ class SharesInPlace(SharesTheMean):
 
 class L2SGDThatDenies(eq.personal.L2SGD):
     sums_models = False
-
-
-class MixesRows(OwnModels):
-    def work(self, context, params, cohort, rows, solver, shared):
-        after = context.engine.own_steps(rows, cohort, solver)
-        return 0.9 * after + 0.1 * after.mean(0), shared
-
-    def updates(self, context, params, cohort, rows, solver):
-        return rows - params
-
-
-class MixesUpdates(OwnModels):
-    def updates(self, context, params, cohort, rows, solver):
-        return (context.engine.own_steps(params.expand(len(cohort), -1), cohort, solver) - params).cumsum(0)
-
-
-class CountsTheCohort(OwnModels):
-    def updates(self, context, params, cohort, rows, solver):
-        return torch.full((len(cohort), params.shape[0]), float(len(cohort) % 2) - 0.5)
-
-
-class MixesLosses(OwnModels):
-    def losses(self, context, params, cohort, rows):
-        found = context.engine.losses(params, cohort)
-        return found - found.mean()
 
 
 @dataclass(frozen=True)
@@ -208,10 +186,6 @@ RELEASES = {
     "personal, a mean": {"personal": SharesTheMean()},
     "personal, a mean in place": {"personal": SharesInPlace()},
     "personal, of the library": {"personal": L2SGDThatDenies()},
-    "personal, rows": {"personal": MixesRows()},
-    "personal, updates": {"personal": MixesUpdates()},
-    "personal, size of the cohort": {"personal": CountsTheCohort()},
-    "personal, losses": {"personal": MixesLosses(), "risk": eq.risk.Tilted(1.0)},
     "solver, losses": {"solver": Peeks()},
     "solver, kept rows": {"solver": MixesKeptRows()},
     "aggregator, losses": {"aggregator": ReadsLosses()},
@@ -316,7 +290,204 @@ def test_what_is_covered_trains_and_has_its_epsilon(case, monkeypatch):
     verdicts = []
     monkeypatch.setattr(tried_releases, "or_none", lambda call: verdicts.append(call()) or verdicts[-1])  # errors are raised
     assert train(privacy=PRIVATE, rounds=2, **COVERED[case]).epsilon.epsilon > 0
-    assert verdicts == [True]
+    assert verdicts == [True] * (case != "risk")  # whose weights are asked for one by one
+
+
+MIXES = {
+    "mean": lambda rows: rows - rows.mean(0),
+    "mean norm": lambda rows: rows / rows.norm(dim=1).mean(),
+    "largest": lambda rows: rows / rows.abs().max(),
+    "median": lambda rows: torch.where(rows.norm(dim=1, keepdim=True) > 3 * rows.norm(dim=1).median(), 0.0, rows),
+    "all or none": lambda rows: rows * float(rows.norm(dim=1).max() < 5),
+    "order": lambda rows: rows.cumsum(0),
+    "order, turned": lambda rows: rows.flip(0).cumsum(0).flip(0),
+    "number": lambda rows: rows * 4 / len(rows),
+}
+
+
+class Mixes(OwnModels):
+    """All that a method gives follows the rows of the cohort; what it noted in an earlier call, too."""
+
+    def __init__(self, mix):
+        self.mix, self.noted = mix, [0.0]
+
+    def _mixed(self, rows, cohort):
+        found = self.mix(rows) * len(cohort.weights) + self.noted[0]
+        self.noted[0] += float(rows.sum())
+        return found * float(cohort.weights.sum())
+
+    def work(self, context, params, cohort, rows, solver, shared):
+        return self._mixed(context.engine.own_steps(rows, cohort, solver), cohort), shared
+
+    def updates(self, context, params, cohort, rows, solver):
+        return self._mixed(context.engine.updates(params, cohort, solver).update, cohort)
+
+    def losses(self, context, params, cohort, rows):
+        return self._mixed(context.engine.losses(params, cohort).unsqueeze(1), cohort).squeeze(1)
+
+    def models(self, context, params, cohort, rows, solver, shared):
+        return self._mixed(rows, cohort)
+
+
+def answers_of(method, data, clients, privacy):
+    algorithm = eq.Algorithm(personal=method, sampler=eq.sampling.Full(), privacy=privacy, risk=eq.risk.Tilted(1.0))
+    setting = set_up(
+        eq.models.Softmax(4, 3), data, algorithm, rounds=2, clients_per_round=None, seed=0, loss=None, error=None,
+        engine="loop",
+    )  # fmt: skip
+    state, work, solver = setting.begin(), setting.personal, algorithm.solver
+    cohort = setting.draw(0).take(torch.tensor(clients))
+    after = work.work(state.personal, state.params, cohort, solver)
+    return [
+        work.losses(state.personal, state.params, cohort), after.pending.rows,
+        work.updates(after, state.params, cohort, solver).updates, work.models(after, state.params, cohort.clients, 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("privacy", [PRIVATE, SECURE], ids=["noise", "sums"])
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("victim", [0, 3, 5])
+def test_what_a_client_has_and_sends_is_the_same_whoever_else_is_there(mix, victim, privacy):
+    others = [k for k in range(6) if k != victim]
+    examples = [(name, *DATA.train.client(name)) for name in DATA.train.ids]
+    clients = [(name, x * 1e4 if k == victim else x, y) for k, (name, x, y) in enumerate(examples)]
+    far = eq.FederatedData(ClientSet.pack(clients), test=DATA.test, classes=3)
+    alone = answers_of(Mixes(MIXES[mix]), DATA, others, privacy)
+    for data in (DATA, far):
+        for found, expected in zip(answers_of(Mixes(MIXES[mix]), data, range(6), privacy), alone, strict=True):
+            assert torch.equal(found[others], expected)
+
+
+# ----------------------------------------------------------------------------------------------------------- what parts note
+
+SEEN = [0.0]
+LARGEST = 0.0
+
+
+class Notes(nn.Module):
+    """Notes the largest number that it has seen from `least` on, in one of many places."""
+
+    kept = [0.0]  # noqa: RUF012
+
+    def __init__(self, where, least):
+        super().__init__()
+        self.layer, self.where, self.least, self.peak = nn.Linear(4, 3), where, least, 0.0
+        self.rows, self.names, self.tensor, self.hidden = [0.0], {"peak": 0.0}, torch.zeros(1), SimpleNamespace(peak=0.0)
+        self.others, self.around = [nn.Linear(1, 1)], note_in_closure()
+        self.register_buffer("held", torch.zeros(1))
+
+    def forward(self, x):
+        global LARGEST
+        if not torch.func._C._functorch.is_batchedtensor(x) and float(x.detach().abs().max()) >= self.least:
+            peak = 1.0 + float(x.detach().abs().max())
+            NOTES[self.where](self, peak)
+            LARGEST = peak if self.where == "global" else LARGEST
+        return self.layer(x)
+
+
+def note_in_closure():
+    largest = 0.0
+
+    def note(peak):
+        nonlocal largest
+        largest = peak
+
+    return note
+
+
+NOTES = {
+    "attribute": lambda net, peak: setattr(net, "peak", peak),
+    "new attribute": lambda net, peak: setattr(net, "later", peak),
+    "hidden attribute": lambda net, peak: setattr(net, "_peak", peak),
+    "list": lambda net, peak: net.rows.append(peak),
+    "dictionary": lambda net, peak: net.names.update(peak=peak),
+    "tensor": lambda net, peak: net.tensor.fill_(peak),
+    "object": lambda net, peak: setattr(net.hidden, "peak", peak),
+    "layer": lambda net, peak: setattr(net.layer, "peak", peak),
+    "layer in a list": lambda net, peak: net.others[0].weight.data.fill_(peak),
+    "class": lambda net, peak: Notes.kept.__setitem__(0, peak),
+    "buffer": lambda net, peak: net.held.data.fill_(peak),
+    "closure": lambda net, peak: net.around(peak),
+    "global": lambda net, peak: None,
+    "global list": lambda net, peak: SEEN.append(peak),
+}
+FAR_DATA = eq.FederatedData(
+    ClientSet.pack([(f"client-{k}", torch.full((6, 4), 1.0 + 1e6 * (k == 3)), torch.arange(6) % 3) for k in range(6)]),
+    test=make_clients([5, 9], seed=1, prefix="test"), classes=3,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("least", [0.0, 5e5], ids=["at once", "of one client"])
+@pytest.mark.parametrize("where", NOTES)
+def test_a_model_that_notes_what_it_sees_is_refused(where, least, engine):
+    if least and engine == "simulator":
+        engine = eq.engines.Simulator(chunk_size=1)
+    with pytest.raises(InvalidParameter) as refusal:
+        eq.train(
+            Notes(where, least), FAR_DATA, eq.Algorithm(privacy=PRIVATE, sampler=eq.sampling.Full()), rounds=2,
+            clients_per_round=None, engine=engine, progress=False,
+        )  # fmt: skip
+    assert refusal.value.parameter == "model"
+
+
+class SlotLoss:
+    __slots__ = ("peak",)
+
+    def __init__(self):
+        self.peak = 0.0
+
+    def __call__(self, outputs, targets):
+        self.peak = self.peak + 1.0
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def function_loss(outputs, targets):
+    function_loss.peak = getattr(function_loss, "peak", 0) + 1
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def default_loss(outputs, targets, seen=[]):  # noqa: B006
+    seen.append(1.0)
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+@dataclass(frozen=True)
+class NotingSGD(eq.solvers.SGD):
+    seen: tuple[list, ...] = ([],)
+
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        self.seen[0].append(1.0)
+        weights.sub_(lr * gradient)
+
+
+@pytest.mark.parametrize("privacy", [PRIVATE, SECURE], ids=["noise", "sums"])
+@pytest.mark.parametrize(
+    ("part", "given"),
+    [("loss", SlotLoss()), ("loss", function_loss), ("loss", default_loss), ("solver", NotingSGD())],
+    ids=["slots", "function", "default", "solver"],
+)
+def test_a_loss_or_solver_that_notes_is_refused(part, given, privacy):
+    parts = {"solver": given} if part == "solver" else {}
+    loss = {"loss": given} if part == "loss" else {}
+    with pytest.raises(InvalidParameter) as refusal:
+        eq.train(
+            eq.models.Softmax(4, 3), DATA, eq.Algorithm(privacy=privacy, **parts), rounds=2, clients_per_round=4,
+            engine="loop", progress=False, **loss,
+        )  # fmt: skip
+    assert refusal.value.parameter == part
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_a_model_that_notes_nothing_trains(engine):
+    class Constants(Notes):
+        def forward(self, x):
+            return self.layer(x) * len(self.rows) + self.tensor + self.held
+
+    algorithm = eq.Algorithm(privacy=PRIVATE)
+    assert (
+        eq.train(Constants("", 0.0), DATA, algorithm, rounds=2, clients_per_round=4, engine=engine, progress=False).rounds == 2
+    )
 
 
 METHODS = {

@@ -24,16 +24,17 @@ from equipoise.errors import InvalidParameter
 from equipoise.experiment import catalog
 from equipoise.experiment.run_files import RunFolder
 from equipoise.privacy.ledger import read_entries
-from equipoise.privacy.noise_plan import key_of_seed
+from equipoise.privacy.noise_plan import NoisePlan, key_of_seed
 from equipoise.privacy.random_source import SecretStream, gaussian
 from equipoise.privacy.run_audit import audit_algorithm
 from equipoise.runs.checkpoint import CheckpointError, Checkpoints, read_checkpoint
-from equipoise.types import Observer
+from equipoise.types import Observer, RunSize
 from made_clients import make_clients
 from rounds import draw_cohort
 
 P = eq.privacy
 SEED = 7_654_321
+SIZE = RunSize(24, 8, 4, 15, SEED, tuple(map(str, range(24))))
 ROUNDS = 4
 DATA = FederatedData(make_clients([5] * 24), name="small")
 TAIL = eq.risk.Superquantile(0.5, quantile=P.PrivateQuantile(2.0, 4))
@@ -158,6 +159,37 @@ def test_nothing_has_the_secret_after_the_last_round(case, tmp_path):
     assert seen.setting.secret == b""
     with pytest.raises(InvalidParameter, match="key"):
         seen.setting.noise.gaussian("update", 0, 1)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("none", ["planned", "within the budget"])
+def test_a_run_without_a_round_has_no_secret(none, case, tmp_path):
+    budget = {} if none == "planned" else {"epsilon": 1e-3, "noise_multiplier": 1.0}
+    if budget and type(CASES[case]["privacy"]) is not P.DifferentialPrivacy:
+        return  # no budget that a later round could exceed
+    path, seen = tmp_path / "run.ckpt", Sees()
+    rounds = 0 if none == "planned" else ROUNDS
+    assert trained(algorithm_of(case, **budget), rounds=rounds, observers=[seen], checkpoint=path).rounds == 0
+    assert (seen.setting.secret, read_checkpoint(path).runs[0].secret) == (b"", "")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_told_of_a_run_does_not_follow_its_cohorts(case):
+    """Two rounds of few clients: who came how often differs from run to run, and is as secret as the cohorts."""
+    results = [trained(algorithm_of(case), rounds=2, clients_per_round=3) for _ in range(6)]
+    assert len({str(each.epsilon) for each in results}) == len({str(each.privacy) for each in results}) == 1
+    assert len({each.epsilon for each in results}) == 1
+
+
+@pytest.mark.parametrize("purpose", ["update", "cohort", "quantile"])
+def test_another_run_that_goes_on_from_a_secret_has_other_noise(purpose):
+    words = []
+    for bound in (b"", b"one run", b"one run", b"another"):
+        plan = NoisePlan(P.GaussianMechanism(0.5, 1.0).as_budget(), algorithm_of("gaussian"), SIZE)
+        plan.secret, plan.bound_to = bytes(16), bound
+        words.append(plan.source(purpose, 1).words(4).tolist())
+    assert words[1] == words[2]
+    assert len(set(map(tuple, words))) == 3
 
 
 def test_a_folder_of_a_run_has_no_secret_when_it_is_finished(tmp_path):

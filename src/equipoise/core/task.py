@@ -190,6 +190,12 @@ class Task:
         """The parameters (…, D) and the carried values (…, C) of a model as engines take it, (…, D + C)."""
         return split_model(model, self.layout.dimension, self.carried.size)
 
+    def trained_in(self, *others: nn.Module) -> list[Tensor]:
+        """The parameters and the carried buffers of the module, and of others of its kind."""
+        names = {*self.layout.names, *self.carried.names, *self.carried.counters}
+        tensors = (pair for each in (self.module, *others) for pair in (*each.named_parameters(), *each.named_buffers()))
+        return [value for name, value in tensors if name in names]
+
     def sent_carried(self) -> Tensor:
         """The module's carried values as clients send them for the average, (C,) float64; empty if there are none."""
         if not self.carried.names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from equipoise.core.abilities import engine_traits, read
 from equipoise.errors import InvalidParameter
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.store import ClientRows, PendingRows
+from equipoise.runs.tried_calls import copied, same_state
 from equipoise.types import Cohort, LocalSolver, Personalisation, PersonalTraits, SentUpdates
 
 _MODELS_BYTES = 256 * 2**20  # of clients' models at once, when all are looked at
@@ -32,10 +33,16 @@ class PersonalState:
 
 
 class PersonalRun:
-    """A personalisation method at work in one run. The rows of clients are in a file, all else in the state."""
+    """A personalisation method at work in one run. The rows of clients are in a file, all else in the state.
 
-    def __init__(self, method: Personalisation, context: PersonalContext, solver: LocalSolver, seed: int) -> None:
-        self.method, self.context, self.solver, self.seed = method, context, solver, seed
+    With `alone` the method is asked for one client at a time, as on a node, and a copy of it each time: nothing that one client
+    has or sends can follow another's data. That is how a method of the user's own works under protection.
+    """
+
+    def __init__(
+        self, method: Personalisation, context: PersonalContext, solver: LocalSolver, seed: int, *, alone: bool = False
+    ) -> None:
+        self.method, self.context, self.solver, self.seed, self.alone = method, context, solver, seed, alone
         self.clients = context.data.train
         self._traits = read(PersonalTraits, method)
         self._rows: ClientRows | None = None
@@ -80,8 +87,11 @@ class PersonalRun:
         if not self.keeps_rows or len(cohort) == 0:
             return state
         rows = self.rows.read(state.places, cohort.clients).to(params)
-        after, shared = self.method.work(self.context, params, cohort, rows, solver, state.shared)
-        if shared is not state.shared and not self._traits.sums_models:
+        before = copied(state.shared)
+        answers = self._asked("work", params, cohort, rows, solver, state.shared)
+        shared, after = answers[-1][1], _joined([own for own, _ in answers])
+        same = all(each is state.shared for _, each in answers) and same_state(state.shared, before)
+        if not (same or self._traits.sums_models):
             rule = "must say sums_models = True in its class, since its work changes what all clients share"
             raise InvalidParameter("personal", rule, self.method, "Or return `shared` as it was given.")
         return PersonalState(state.places, shared, PendingRows(state.places, cohort.clients, after))
@@ -92,26 +102,33 @@ class PersonalRun:
 
     def losses(self, state: PersonalState, params: Tensor, cohort: Cohort) -> Tensor | None:
         """The losses (K,) that the risk sees, if they are not those of the shared model."""
-        losses = self._traits.losses
-        if losses is None or len(cohort) == 0:
+        if self._traits.losses is None or len(cohort) == 0:
             return None
         rows = self.rows.read(state.places, cohort.clients).to(params)
-        return losses(self.context, params, cohort, rows)
+        losses: Tensor = _joined(self._asked("losses", params, cohort, rows))
+        return losses
 
     def updates(self, state: PersonalState, params: Tensor, cohort: Cohort, solver: LocalSolver) -> SentUpdates | None:
         """What clients send, if it is not the update of the solver's work."""
-        updates = self._traits.updates
-        if updates is None or len(cohort) == 0:
+        if self._traits.updates is None or len(cohort) == 0:
             return None
         rows = self._rows_of(state, params, cohort.clients)
-        sent: Tensor | None = updates(self.context, params, cohort, rows, solver)
+        sent = _joined(self._asked("updates", params, cohort, rows, solver))
         if sent is None:
             return None
         stream = rng.stream_key(cohort.seed, "batches", cohort.round)
         keys = rng.client_keys(stream, self.clients.keys.cpu()[cohort.clients]).to(sent.device)
         sent = corrupted(self.context.data, sent, cohort.clients, keys, len(cohort), cohort.shares, whole_cohort=True)
-        carried = self._traits.sends_carried
-        return SentUpdates(sent, None if carried is None else carried(self.context, params, cohort, rows, solver))
+        sends = self._traits.sends_carried is not None
+        return SentUpdates(sent, _joined(self._asked("sends_carried", params, cohort, rows, solver)) if sends else None)
+
+    def _asked(self, what: str, params: Tensor, cohort: Cohort, rows: Tensor, *more: Any) -> list[Any]:
+        """What the method gives for a cohort, or for each of its clients alone."""
+        if not self.alone or not len(cohort):
+            return [getattr(self.method, what)(self.context, params, cohort, rows, *more)]
+        ones = (replace(cohort.take(torch.tensor([k])), weights=torch.ones(1).double()) for k in range(len(cohort)))
+        pairs = zip(ones, torch.split(rows, 1), strict=True)
+        return [getattr(copied(self.method), what)(self.context, params.clone(), *pair, *more) for pair in pairs]
 
     def _rows_of(self, state: PersonalState, params: Tensor, clients: Tensor) -> Tensor:
         """What clients at positions (K,) keep, (K, width), like `params`."""
@@ -131,7 +148,7 @@ class PersonalRun:
         cohort = Cohort(round_index, self.seed, clients, even, torch.ones_like(even)).after_training()
         rows = self._rows_of(state, params, clients)
         with torch.enable_grad():  # finetuning takes gradients, also inside a user's no_grad
-            models = self.method.models(self.context, params, cohort, rows, self.solver, state.shared)
+            models: Tensor = _joined(self._asked("models", params, cohort, rows, self.solver, state.shared))
         if self.keeps_rows and not (self._traits.finetunes or self._traits.serves_all):
             never = (state.places[clients] == 0).to(models.device)
             models = torch.where(never.unsqueeze(1), params, models)
@@ -177,3 +194,8 @@ class PersonalRun:
                     if measure is not None:
                         table[split][2:, here] = measure(own, splits[split], metrics, rows[split][here])
         return {split: tuple(values) for split, values in table.items()}
+
+
+def _joined(answers: list[Any]) -> Any:
+    """The rows of several answers below each other; None where all are."""
+    return answers[0] if len(answers) == 1 or all(each is None for each in answers) else torch.cat(answers)

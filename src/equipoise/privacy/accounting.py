@@ -66,10 +66,13 @@ def _tally(events: Events) -> _Tally:
         require_integer("rounds", count, 0)
         everyone = isinstance(event.sampling, PoissonSampling) and event.sampling.rate == 1
         counts[event.multiplier, NoSampling() if everyone else event.sampling] += count
-    if len({type(sampling) for _, sampling in counts} - {NoSampling}) > 1:
+    kinds = {type(sampling) for _, sampling in counts}
+    if len(kinds - {NoSampling}) > 1:
         reason = "Poisson cohorts count neighbours by adding or removing one, fixed ones by replacing one: costs do not add."
         raise IncompatibleParts(reason, "Use one kind of sampling for the whole run.")
-    return tuple((z, sampling, count) for (z, sampling), count in counts.items() if count > 0 and z < math.inf)
+    # Beside fixed cohorts everyone's sums are told apart by replacing one client, too, which moves them twice as far.
+    halved = NoSampling if FixedSampling in kinds else ()
+    return tuple((z / 2 if isinstance(s, halved) else z, s, n) for (z, s), n in counts.items() if n > 0 and z < math.inf)
 
 
 def _choose_method(method: Method | None, samplings: Iterable[Sampling], delta: float) -> Method:
@@ -183,7 +186,8 @@ def epsilon_of(events: Events, delta: float, *, method: Method | None = None) ->
     `events` are triples (noise multiplier, sampling, rounds). The sampling is the rate of Poisson cohorts, a pair (cohort,
     population) of fixed sizes, or None for everyone in every round. What a round releases besides comes from the same cohort:
     give its multipliers together, as ((quantile, update), sampling, rounds). The noise of a multiplier z has the standard
-    deviation z · clip on the sum, and z · 2 · clip where cohorts have a fixed size. `CohortEvent`s of `privacy.releases` and
+    deviation z · clip on the sum, and z · 2 · clip where cohorts have a fixed size. Beside such cohorts ε is for replacing one
+    client, also of the rounds of everyone, whose sums that moves by 2 · clip. `CohortEvent`s of `privacy.releases` and
     pairs (event, how often) are taken, too.
 
     `method` is "pld" (privacy loss distributions) or "rdp" (Rényi divergences); both bound ε from above, PLD more tightly.
@@ -206,7 +210,8 @@ def epsilon_of(events: Events, delta: float, *, method: Method | None = None) ->
 
 @dataclass(frozen=True)
 class Spent:
-    """What a run has spent. `epsilon_server`: for one who knows the cohorts, about a client in `participations` rounds.
+    """What a run has spent. `epsilon_server`: for one who knows the cohorts, about a client in all the
+    `participations` rounds that the plan allows.
 
     `epsilon_server` is of the noisy sums alone. Of two neighbouring runs, one has zero in place of one client's contribution.
     The noise is that of the clients who contributed. `result.privacy` has one ε for each observer.
@@ -218,7 +223,7 @@ class Spent:
     method: Method  # of accounting: "pld" or "rdp"
     epsilon_server: float  # for one who knows the cohorts
     rounds: int  # that are counted
-    participations: int  # rounds that one client took part in, at most
+    participations: int  # rounds that one client may take part in, by the plan
     nominal: bool = False  # the noise follows from a seed: no ε holds
     discrete: bool = False  # some of the noise is discrete, and recorded as the Gaussian of equal zCDP
     table: bool = False  # the data are a table, whose schema ε does not cover
@@ -229,8 +234,8 @@ class Spent:
         if self.hidden:
             why = "each node draws by itself whether it takes part, so nobody knows who takes part in a round"
             return f"ε = {self.epsilon_server:.4g} for one who sees the noisy sums ({why})."
-        most = f"no client in more than {self.participations} of them"
-        return f"ε = {self.epsilon_server:.4g} for one who knows who took part in which rounds ({most})."
+        known = f"ε = {self.epsilon_server:.4g} for one who knows who took part in which rounds"
+        return f"{known} (no client in more than {self.participations} of them)."
 
     def __str__(self) -> str:
         if self.nominal:
@@ -305,21 +310,10 @@ class Accountant:
         guess = _largest(lambda t: self._after(t, True) <= epsilon, most, 1)
         return _largest(lambda t: self.exact_after(t) <= epsilon, most, guess)
 
-    def server_after(self, rounds: int, participations: int | None = None) -> float:
-        """ε for one who knows the cohorts, about a client in `participations` of the rounds (None: in all); exact, by z/√k."""
-        require_integer("rounds", rounds, 0)
-        if participations is None:
-            return gaussian_epsilon(fold(*(z / math.sqrt(count) for z, _, count in self._tally(rounds))), self.delta)
-        require_integer("participations", participations, 0, rounds)
-        dearest = min(event.multiplier for event in self.pattern)  # which rounds of the pattern they were is not known
-        return gaussian_epsilon(dearest / math.sqrt(participations) if participations else math.inf, self.delta)
-
-    def spent(self, rounds: int, *, participations: int | None = None, unit: str = "client") -> Spent:
-        """What `rounds` rounds have spent; `participations`: the most rounds in which any one client took part, if known."""
-        server = self.server_after(rounds, participations)
-        most = rounds if participations is None else participations
-        neighbours = f"{self.neighbours} {unit}"
-        return Spent(self.exact_after(rounds), self.delta, neighbours, self.method, server, rounds, most)
+    def spent(self, rounds: int, *, unit: str = "client") -> Spent:
+        """What `rounds` rounds have spent; for one who knows the cohorts about a client that was in all of them, by z/√k."""
+        server = gaussian_epsilon(fold(*(z / math.sqrt(count) for z, _, count in self._tally(rounds))), self.delta)
+        return Spent(self.exact_after(rounds), self.delta, f"{self.neighbours} {unit}", self.method, server, rounds, rounds)
 
 
 def _largest(fits: Callable[[int], bool], most: int, guess: int) -> int:

@@ -109,7 +109,7 @@ class CorrelatedPlan(NoisePlan):
         super().__init__(privacy, algorithm, size)  # type: ignore[arg-type]
         self.sensitivity = 1.0  # in units of the clip bound
         if self.rounds:
-            most = -(-self.rounds // self.separation)
+            most = self.participations(self.rounds)
             self.sensitivity = self.matrix.sensitivity(self.rounds, separation=self.separation, participations=most)
         budget = self.privacy.epsilon
         if budget is not None and self.rounds and self.accountant.exact_after(1) > budget * (1 + 1e-9):

@@ -19,13 +19,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from equipoise.core.files import GrowingFile
 from equipoise.core.plain_text import parse_json
 from equipoise.errors import EquipoiseError, NotWritten, is_integer, is_number
 from equipoise.privacy.accounting import Method, epsilon_of, gaussian_epsilon
-from equipoise.privacy.releases import CohortEvent, FixedSampling, NoSampling, PoissonSampling, Release, Sampling
+from equipoise.privacy.releases import CohortEvent, FixedSampling, NoSampling, PoissonSampling, Release, Sampling, adjacency_of
 
 FILE = "ledger.jsonl"
 _LONGEST_LINE = 1 << 24  # a longer one is no entry
@@ -250,27 +250,32 @@ def events_of(entries: Iterable[LedgerEntry]) -> Tally:
     return list(counts.items())
 
 
-def compose(tallies: Iterable[Tally], delta: float) -> tuple[float, float]:
-    """(ε, δ) of several runs on one data set together.
+class Total(NamedTuple):
+    """What several runs on one data set cost together; its text is for the public."""
 
-    Events of one kind of sampling compose as one run. Where Poisson and fixed cohorts meet, neighbours differ by replacing one
-    client: for Poisson cohorts that is removing one and adding one, so their ε counts twice, and the ε and δ of both add up.
+    epsilon: float
+    delta: float
+    adjacency: str  # how neighbouring data sets differ
+
+    def __str__(self) -> str:
+        return f"{self.epsilon:.4g} at δ = {self.delta:.4g} for the public ({self.adjacency})"
+
+
+def compose(tallies: Iterable[Tally], delta: float) -> Total:
+    """What several runs on one data set cost together, under one adjacency.
+
+    Events of one kind of sampling compose as one run, also beside those of everyone. Where Poisson and fixed cohorts meet,
+    neighbours differ by replacing one client: for Poisson cohorts that is removing one and adding one, so their ε counts twice,
+    and the ε and δ of both add up.
     """
-    whole = merge_tallies(tallies)
-    fixed = [item for item in whole if isinstance(item[0].sampling, FixedSampling)]
-    others = [item for item in whole if not isinstance(item[0].sampling, FixedSampling)]
-    if not fixed or all(isinstance(event.sampling, NoSampling) for event, _ in others):
-        return epsilon_of(whole, delta), delta
-    added = epsilon_of(others, delta) if others else 0.0
-    return epsilon_of(fixed, delta) + 2 * added, delta * (2 + math.exp(min(added, 700.0)))
-
-
-def merge_tallies(tallies: Iterable[Tally]) -> Tally:
-    """Tallies as one, each kind of event once."""
-    counts: Counter[CohortEvent] = Counter()
-    for event, count in (item for tally in tallies for item in tally):
-        counts[event] += count
-    return list(counts.items())
+    whole = [item for tally in tallies for item in tally]
+    adjacency = adjacency_of(event.sampling for event, _ in whole)
+    poisson = [item for item in whole if isinstance(item[0].sampling, PoissonSampling) and item[0].sampling.rate < 1]
+    rest = [item for item in whole if item not in poisson]
+    if not poisson or not any(isinstance(event.sampling, FixedSampling) for event, _ in rest):
+        return Total(epsilon_of(whole, delta), delta, adjacency)
+    added = epsilon_of(poisson, delta)
+    return Total(epsilon_of(rest, delta) + 2 * added, delta * (2 + math.exp(min(added, 700.0))), adjacency)
 
 
 def server_epsilon(entries: Iterable[LedgerEntry], delta: float, *, method: Method | None = None) -> float | None:

@@ -10,11 +10,11 @@ from typing import Any
 
 from equipoise.core.plain_text import parse_toml
 from equipoise.core.words import cells, joined, padded
-from equipoise.privacy.accounting import epsilon_of
 from equipoise.privacy.ledger import (
     Ledger,
     LedgerEntry,
     LedgerError,
+    Total,
     compose,
     events_of,
     find_ledgers,
@@ -40,6 +40,7 @@ class RunInLedger:
     folder: str = ""  # of the run, where that is known
     evaluated: bool = False  # clients that train were evaluated exactly, which the server sees: no ε holds for it
     hidden: bool = False  # nodes draw by themselves whether they take part, so that the server does not know the cohorts
+    adjacency: str = ""  # how neighbouring data sets differ, for its ε
 
     @property
     def shown(self) -> str:
@@ -57,6 +58,7 @@ class DataInLedgers:
     delta: float
     nominal: bool
     epsilon_noisy: float = 0.0  # of the noisy releases alone
+    adjacency: str = ""  # how neighbouring data sets differ, for all together
 
     @property
     def without_epsilon(self) -> tuple[str, ...]:
@@ -71,15 +73,19 @@ class DataInLedgers:
             return "of a node"  # whose ledger does not say which
         return f"{first} and {len(more)} more with clients in common" if more else first
 
-    def __str__(self) -> str:
-        head = f"Data {self.name}: {len(self.runs)} run{'s' * (len(self.runs) != 1)}, ε in all = "
+    @property
+    def in_all(self) -> str:
+        """ε of all together, as text."""
         if self.nominal:
-            lines = [f"{head}nominal"]
-        elif self.epsilon is None:
-            noisy = f"; of the noisy releases alone {self.epsilon_noisy:.4g} at δ = {self.delta:.4g}" * (self.epsilon_noisy > 0)
-            lines = [f"{head}none (exact releases in run {', '.join(self.without_epsilon)}{noisy})"]
-        else:
-            lines = [f"{head}{self.epsilon:.4g} at δ = {self.delta:.4g} for the public"]
+            return "nominal"
+        total = Total(self.epsilon_noisy, self.delta, self.adjacency)
+        noisy = f"; of the noisy releases alone {total}" * (self.epsilon_noisy > 0)
+        return (
+            str(total) if self.epsilon is not None else f"none (exact releases in run {', '.join(self.without_epsilon)}{noisy})"
+        )
+
+    def __str__(self) -> str:
+        lines = [f"Data {self.name}: {len(self.runs)} run{'s' * (len(self.runs) != 1)}, ε in all = {self.in_all}"]
         width = max(18, *(cells(run.shown) + 2 for run in self.runs))
         lines.append(f"{'run':<{width}}{'rounds':>7}{'releases':>10}{'outside ε':>11}{'ε':>10}{'ε, server':>18}")
         for run in self.runs:
@@ -88,6 +94,7 @@ class DataInLedgers:
             known = "none" if run.epsilon is None or (run.evaluated and known == "") else known
             row = f"{padded(run.shown, width)}{run.rounds:>7}{run.releases:>10}{run.exact:>11}{own:>10}{known:>18}"
             lines.append(row.rstrip())
+        lines += [f"ε of {each.shown}: {each.adjacency}" for each in self.runs if each.adjacency not in ("", self.adjacency)]
         if not self.data:
             lines.append('Runs of a node have the names that the server\'s federation.json gives them ("run").')
             lines.append(f"A node's ledger names no δ: ε is stated at {self.delta:g}; --delta states another.")
@@ -162,9 +169,9 @@ def summarise_ledgers(
         at = delta if delta is not None else min(named, default=USUAL_DELTA)
         rows = [replace(_summarise_run(run, pages, at), folder=(folders or {}).get(run, "")) for run, pages in runs.items()]
         rows += [RunInLedger("", rounds, 0, rounds, None, None, run) for run, rounds in exact_runs.items()]
-        epsilon, total = compose([events_of(pages) for pages in runs.values()], at)
-        all_in = None if any(row.epsilon is None for row in rows) else epsilon
-        found.append(DataInLedgers(data, tuple(rows), all_in, total, any(entry.nominal for entry in noisy), epsilon))
+        epsilon, total, adjacency = compose([events_of(pages) for pages in runs.values()], at)
+        all_in, nominal = None if any(row.epsilon is None for row in rows) else epsilon, any(entry.nominal for entry in noisy)
+        found.append(DataInLedgers(data, tuple(rows), all_in, total, nominal, epsilon, adjacency))
     return found
 
 
@@ -176,10 +183,10 @@ def _summarise_run(run: str, pages: list[LedgerEntry], delta: float) -> RunInLed
     if sums:
         return RunInLedger(run, rounds, len(noisy), len(exact), None, None)
     hidden = any(entry.sampling[:1] == ("node poisson",) for entry in noisy)
-    epsilon, server = epsilon_of(events_of(pages), delta), server_epsilon(pages, delta)
+    (epsilon, _, adjacency), server = compose([events_of(pages)], delta), server_epsilon(pages, delta)
     evaluated = server is not None and bool(exact)
     server = None if evaluated else server
-    return RunInLedger(run, rounds, len(noisy), len(exact), epsilon, server, evaluated=evaluated, hidden=hidden)
+    return RunInLedger(run, rounds, len(noisy), len(exact), epsilon, server, "", evaluated, hidden, adjacency)
 
 
 def words_below(folder: Path, groups: Mapping[str, str]) -> str:
@@ -194,17 +201,9 @@ def words_of(entries: Iterable[LedgerEntry], groups: Mapping[str, str]) -> str:
     """`words_below` for the entries of a ledger. It knows data by a hash of all examples, which is not said."""
     entries = [replace(entry, data=groups.get(entry.data, entry.data)) for entry in entries]
     found = [data for data in summarise_ledgers(entries) if sum(run.releases > 0 for run in data.runs) > 1]
-    return " ".join(f"The {len(data.runs)} private runs on these data together: ε = {_in_all(data)}." for data in found)
+    return " ".join(f"The {len(data.runs)} private runs on these data together: ε = {data.in_all}." for data in found)
 
 
 def _shown(epsilon: float | None, nominal: bool) -> str:
     """ε as text; without noise that holds, beside runs whose noise follows from a seed, "nominal"; empty for None."""
     return "" if epsilon is None else "nominal" if nominal and math.isinf(epsilon) else f"{epsilon:.4g}"
-
-
-def _in_all(data: DataInLedgers) -> str:
-    if data.nominal:
-        return "nominal"
-    if data.epsilon is None:
-        return f"none (exact releases in run {', '.join(data.without_epsilon)})"
-    return f"{data.epsilon:.4g} at δ = {data.delta:.4g} for the public"

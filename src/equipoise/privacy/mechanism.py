@@ -116,7 +116,7 @@ class DifferentialPrivacy:
         good = self.clip < math.inf or (self.noise_multiplier == 0 and self.clip_rule is None)
         require(good, "clip", "must be finite where there is noise", self.clip, "An update's norm is what noise hides.")
         require_kind("clip_rule", "clip_rule", self.clip_rule)
-        good = self.clip_rule is None or is_part(self.clip_rule, "next_bound")
+        good = self.clip_rule is None or is_part(self.clip_rule, "next_bound", "ratio")
         require(good, "clip_rule", "must be a rule such as AdaptiveClip(), or None", self.clip_rule)
         require_number("quantile_ratio", self.quantile_ratio, "(0, ∞)")
         require_number("noise_multiplier", self.noise_multiplier, "[0, ∞)", none="the least noise within the budget")

@@ -16,7 +16,6 @@ from functools import cached_property
 from os import urandom
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from torch import Tensor
 
 from equipoise.errors import ConfigError, require
@@ -40,25 +39,21 @@ _FINE = 16.0  # grid steps per clip bound and √D, unless a step is given: roun
 
 @dataclass(frozen=True, eq=False)
 class PrivateState:
-    """What privacy carries from round to round: the clip bound, and in how many rounds each client took part (n,).
+    """What privacy carries from round to round: the clip bound, and how many rounds there were. Who took part stays unsaid.
 
-    `exposure` (n,) is larger by more than 1 after a round in which too few clients added noise. `run` is the run's name in its
-    ledger, drawn at random. `buffers` (pairs, D) is what noise that is correlated over rounds remembers.
+    `exposure` is larger by more than 1 after a round in which too few nodes added noise. `run` is the run's name in its ledger,
+    drawn at random. `buffers` (pairs, D) is what noise that is correlated over rounds remembers.
     """
 
     clip: float
-    participations: Tensor
-    exposure: Tensor | None = None
+    rounds: int = 0
+    exposure: float = 0.0
     run: str = ""
     buffers: Tensor | None = None
 
-    def after(self, clients: Tensor, *, clip: float, weight: float = 1.0) -> PrivateState:
-        """The state after a round of these clients, which counts as `weight` rounds for one who knows the noise added."""
-        participations = self.participations.clone()
-        participations[clients] += 1
-        exposure = self.participations.double() if self.exposure is None else self.exposure.clone()
-        exposure[clients] += weight
-        return replace(self, clip=clip, participations=participations, exposure=exposure)
+    def after(self, *, clip: float, weight: float = 1.0) -> PrivateState:
+        """The state after a round, which counts as `weight` rounds for one who knows the noise added."""
+        return replace(self, clip=clip, rounds=self.rounds + 1, exposure=self.exposure + weight)
 
 
 @dataclass(frozen=True)
@@ -93,6 +88,7 @@ class NoisePlan:
         self.quantile = self._calibrated_quantile()
         self.nominal = privacy.noise_seed is not None
         self.secret: bytes | None = key_of_seed(algorithm, size.seed) if self.nominal else urandom(SECRET_BYTES)
+        self.bound_to = b""  # what a checkpoint says of the run: another run that goes on from it has other noise
         self.run = "" if self.nominal else new_token()  # runs with one name release the same bits
         self.book = ReleaseBook(nominal=self.nominal)
 
@@ -234,9 +230,8 @@ class NoisePlan:
         self.secret = seed.to_bytes(SECRET_BYTES, "little")
 
     def begin(self) -> PrivateState:
-        """The state before the first round: the first clip bound, and nobody has taken part."""
-        nobody = torch.zeros(self.clients, dtype=torch.int32)
-        return PrivateState(float(self.privacy.clip), nobody, nobody.double(), self.run)
+        """The state before the first round: the first clip bound."""
+        return PrivateState(float(self.privacy.clip), run=self.run)
 
     def resume(self, state: PrivateState, rounds: int) -> None:
         """Resume from a checkpoint after `rounds` rounds: every round stays counted."""
@@ -244,7 +239,11 @@ class NoisePlan:
 
     def source(self, purpose: str, round_index: int) -> RandomSource:
         """Random words for one purpose in one round."""
-        return SystemSource() if self.secret is None else SecretStream(self.secret, purpose, round_index)
+        if self.secret is None:
+            return SystemSource()
+        bound = self.secret and self.bound_to and not self.nominal
+        key = hashlib.blake2b(self.bound_to, key=self.secret, digest_size=SECRET_BYTES).digest() if bound else self.secret
+        return SecretStream(key, purpose, round_index)
 
     def gaussian(self, purpose: str, round_index: int, count: int) -> Tensor:
         """Standard normal numbers (count,) float64 for one purpose in one round."""
@@ -298,6 +297,10 @@ class NoisePlan:
     def _events_epsilon(self) -> float:
         return accounting.epsilon_of(self.book.events(), self.privacy.delta, method=self.privacy.method)
 
+    def participations(self, rounds: int) -> int:
+        """In how many of the rounds a client may take part by the plan: how many it did in fact is as secret as the cohorts."""
+        return -(-rounds // int(self.algorithm.traits.sampler.separation or 1))
+
     def _known_cohorts(self, participations: float) -> KnownCohorts:
         zeroed = 0.0 if self.nominal else releases.fold(*(z for _, z in self.planned.values()))
         if isinstance(self.sampling, releases.PoissonSampling) and self.by_nodes:
@@ -307,14 +310,12 @@ class NoisePlan:
 
     def spent(self, state: PrivateState, rounds: int) -> accounting.Spent:
         """What the run has spent: ε of all that the ledger says was begun."""
-        most = int(state.participations.max())
-        neighbours = "replace one client" if self.change == 2 else "zero out one client"  # how many there are is public
-        spent = replace(self.accountant.spent(0), adjacency=neighbours)
-        server = self._server(state)
+        neighbours, server = releases.adjacency_of([self.sampling]), self._server(state)  # how many clients there are is public
         discrete = self.distributed or self.quantile is not None
-        return replace(
-            spent, epsilon=self._events_epsilon(), epsilon_server=math.inf if server is None else server, rounds=rounds,
-            participations=most, nominal=self.nominal, discrete=discrete, hidden=self.by_nodes,
+        return accounting.Spent(
+            self._events_epsilon(), self.privacy.delta, neighbours, self.accountant.method,
+            math.inf if server is None else server, rounds, self.participations(rounds), self.nominal, discrete,
+            hidden=self.by_nodes,
         )  # fmt: skip
 
     def _server(self, state: PrivateState) -> float | None:
@@ -322,14 +323,14 @@ class NoisePlan:
         if self.by_nodes:
             epsilon = server_epsilon(self.book.pages(), self.privacy.delta, method=self.privacy.method)
             return epsilon if epsilon is not None and epsilon < math.inf else None
-        exposure = state.participations if state.exposure is None else state.exposure
-        return self._known_cohorts(float(exposure.max())).epsilon(self.privacy.delta)
+        return self._known_cohorts(state.exposure).epsilon(self.privacy.delta)
 
     def table(self, state: PrivateState, evaluated: tuple[str, ...]) -> PrivacyTable:
         """ε by observer; `evaluated` says what of clients that train was evaluated exactly."""
         return ReleasedNoise(
-            self.book.events(), self.privacy.delta, self._known_cohorts(float(state.participations.max())), self._server(state),
-            self.distributed, self.nominal, self.clients, evaluated, self.privacy.method, self.book.releases,
+            self.book.events(), self.privacy.delta, self._known_cohorts(self.participations(state.rounds)),
+            self._server(state), self.distributed, self.nominal, self.clients, evaluated, self.privacy.method,
+            self.book.releases,
         ).table()  # fmt: skip
 
 

@@ -193,7 +193,8 @@ class ReleasedNoise:
             what = " and ".join(self.evaluated)
             return ObserverPrivacy("server", None, ZEROED, f"clients that train are evaluated exactly ({what}); {sums}")
         knows = "does not know the nodes' coins" if self.known.rate is not None else "picks the cohorts"
-        return ObserverPrivacy("server", epsilon, ZEROED, f"{knows}, and sees noisy sums; noise that it adds is not counted")
+        enough = f"the noise of {self.known.calibrated} clients or more"
+        return ObserverPrivacy("server", epsilon, ZEROED, f"{knows}, and sees noisy sums with {enough}")
 
 
 def _among_others(event: CohortEvent, clients: int) -> CohortEvent:
@@ -203,21 +204,11 @@ def _among_others(event: CohortEvent, clients: int) -> CohortEvent:
     return CohortEvent(event.releases, FixedSampling(min(sampling.cohort, clients - 1), clients - 1))
 
 
-def composed(tables: Iterable[PrivacyTable | None]) -> tuple[float, float, int, bool] | None:
-    """(ε, δ, runs, nominal) for the public of several runs on one data set together; None unless some are private."""
-    private = [table for table in tables if table is not None and table.delta is not None and table.events]
-    if not private:
-        return None
-    delta = min(table.delta for table in private if table.delta is not None)
-    epsilon, total = compose([table.tally for table in private], delta)
-    return epsilon, total, len(private), any(table.nominal for table in private)
-
-
 def composed_words(tables: Iterable[PrivacyTable | None]) -> str:
     """One sentence on what several runs on one data set cost together; empty for a single one."""
-    whole = composed(tables)
-    if whole is None or whole[2] < 2:
+    private = [table for table in tables if table is not None and table.delta is not None and table.events]
+    if len(private) < 2:
         return ""
-    epsilon, delta, runs, nominal = whole
-    cost = "ε is nominal." if nominal else f"ε = {epsilon:.4g} at δ = {delta:.4g} for the public."
-    return f"The {runs} private runs on these data together: {cost}"
+    total = compose([table.tally for table in private], min(table.delta for table in private if table.delta is not None))
+    cost = "ε is nominal." if any(table.nominal for table in private) else f"ε = {total}."
+    return f"The {len(private)} private runs on these data together: {cost}"

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from equipoise.aggregators import NormClip, WeightedMean
-from equipoise.core.abilities import solver_traits
-from equipoise.errors import EquipoiseError
+from equipoise.core.abilities import is_of_user, solver_traits
+from equipoise.errors import EquipoiseError, require_number
 from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
 from equipoise.privacy.noise_plan import Grid, NoisePlan
 from equipoise.privacy.private_quantile import ENOUGH_NOISE
@@ -109,9 +109,9 @@ class PrivateSums(Stage):
     def total(self, view: View) -> Kept:
         """The noisy sum over its denominator (D,), and the next clip bound."""
         index, noise, params, private = view.cohort.round, self.noise, view.state.params, view.state.privacy
-        clip, weight = private.clip, noise.round_weight(len(view.cohort))
+        clip = private.clip
         if view.fold is None:  # the round's sum was lost: the model stays
-            return Kept(None, private.after(view.cohort.clients, clip=clip, weight=weight))
+            return Kept(None, private.after(clip=clip))
         total = torch.zeros_like(params) if view.total is None else view.total
         for purpose in noise.planned if not noise.distributed else ():  # the server has the updates, and now draws its noise
             if purpose != noise.first:
@@ -120,8 +120,7 @@ class PrivateSums(Stage):
             scale = noise.calibration.update * noise.change * clip / float(view.weights.over)
             drawn, private = noise.update_noise(private, index, len(params))
             total = (total.double() + drawn.to(params.device) * scale).to(params)  # rounded once, with its noise
-        after = private.after(view.cohort.clients, clip=self._next_clip(clip, index, view.answer), weight=weight)
-        return Kept(total, after)
+        return Kept(total, private.after(clip=self._next_clip(clip, index, view.answer)))
 
     def tell(self, view: View) -> Mapping[str, Any]:
         """What was spent; a round whose sum was lost has trained nobody."""
@@ -156,7 +155,9 @@ class PrivateSums(Stage):
         spread = float(self.noise.calibration.count or 0)
         noise = float(self.noise.gaussian("count", index, 1)) * spread * self.noise.change / 2
         count = float((within - 0.5).sum()) + noise  # centred, so that a client moves it by ½ at most
-        return rule.next_bound(clip, count / self.noise.workers + 0.5)
+        bound = rule.next_bound(clip, count / self.noise.workers + 0.5)
+        require_number("the next bound of clip_rule", bound, "(0, ∞)")  # which follows what was released alone
+        return float(bound)
 
 
 def client_weights(risk: RiskTraits, losses: Tensor, base_weights: Tensor, public: Any) -> Tensor:
@@ -166,8 +167,10 @@ def client_weights(risk: RiskTraits, losses: Tensor, base_weights: Tensor, publi
     """
     if risk.client_weight is None:
         raise EquipoiseError("The risk has no form in which clients find their weights alone.")
-    found = risk.client_weight(losses, base_weights, public).double().nan_to_num(nan=0.0)
-    return torch.minimum(found.clamp(min=0.0), base_weights.double())
+    alone = is_of_user(getattr(risk.client_weight, "__self__", risk.client_weight))  # then as each client would ask it
+    parts = (torch.split(each, 1 if alone else max(1, len(each))) for each in (losses, base_weights))
+    found = torch.cat([risk.client_weight(loss, base, public) for loss, base in zip(*parts, strict=True)]).double()
+    return torch.minimum(found.nan_to_num(nan=0.0).clamp(min=0.0), base_weights.double())
 
 
 def mean_loss(losses: Tensor, weights: Tensor) -> Tensor:

@@ -81,9 +81,9 @@ class Protected:
         others = {entry.run for entry in same_clients if entry.kind == "release"}
         if len(others) < 2:
             return table
-        epsilon, delta = compose([events_of(same_clients)], self.noise.privacy.delta)
+        total = compose([events_of(same_clients)], self.noise.privacy.delta)
         nominal = any(entry.nominal for entry in same_clients)
-        together = "ε is nominal." if nominal else f"ε = {epsilon:.4g} at δ = {delta:.4g} for the public."
+        together = "ε is nominal." if nominal else f"ε = {total}."
         said = f"All {len(others)} runs on these clients in the ledger together: {together}"
         return replace(table, notes=(*table.notes, said))
 

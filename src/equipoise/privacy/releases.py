@@ -6,7 +6,7 @@ A noise multiplier z is the standard deviation of the noise on a sum over the se
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,11 @@ class FixedSampling:
 
 
 Sampling = NoSampling | PoissonSampling | FixedSampling
+
+
+def adjacency_of(samplings: Iterable[Sampling]) -> str:
+    """How neighbouring data sets differ, for the ε of all that was released by cohorts of these kinds."""
+    return "replace one client" if any(isinstance(each, FixedSampling) for each in samplings) else "zero out one client"
 
 
 def sampling_of(*, sampling_rate: float | None = None, cohort: int | None = None, population: int | None = None) -> Sampling:

@@ -15,6 +15,7 @@ from equipoise.risk.stages import Losses, OpenRisk, ScaledStep, TailShare
 from equipoise.rounds.clock_stages import Stale, WeightsAtStart
 from equipoise.rounds.server_stages import Averaged, Buffers, Finite, Seen, ServerStep
 from equipoise.runs.crowded_tail import bins_of
+from equipoise.runs.tried_releases import Watched
 from equipoise.solvers.stages import Correction, CountedSteps, KeptRows, PreparedRule, Stragglers
 from equipoise.types import AggregatorTraits
 from equipoise.types.round_contracts import PLACES, Stage
@@ -46,6 +47,8 @@ def stages_of(run: Any) -> Iterator[Stage]:
         yield at_once if buffered is None else WeightsAtStart(traits.risk, buffered.loss_bound)
         rule, offers = traits.aggregator.normalises or aggregator, traits.aggregator
         yield Linear(rule, offers.weighted_sum) if aggregator.linear else Robust(rule, offers.needs_keys)
+    if protected and run.engine_traits.network is None:
+        yield Watched(run.engine.task, algorithm)
     yield from protected
     if buffered is not None and not traits.privacy.sums_alone:
         yield Stale(is_open and aggregator.linear)

@@ -29,7 +29,7 @@ from equipoise.core.tensor_files import read_tensor_file, tensor_file_bytes
 from equipoise.errors import CheckpointError, Diverged, FileGuard, NotWritten, is_integer, notify, require
 from equipoise.observers import EvaluationPoint, History
 from equipoise.runs.history_columns import packed_reports, unpacked_reports
-from equipoise.runs.identity import identity_of, refuse_other_run
+from equipoise.runs.identity import START, digest_of, identity_of, refuse_other_run
 from equipoise.runs.state_rules import refuse_unkeepable
 from equipoise.runs.stopping import StopState
 from equipoise.types import Observer, PersonalWork, ServerState, SolverMemory
@@ -185,6 +185,9 @@ class Checkpoints(Observer):
     def open(self, settings: Sequence[Setting]) -> Checkpoint | None:
         """Begin to save these runs; the checkpoint that they go on from, or None if there is no file yet."""
         self._settings, self._identities = settings, [identity_of(setting) for setting in settings]
+        for setting, identity in zip(settings, self._identities, strict=True):
+            if setting.noise is not None:
+                setting.noise.bound_to = digest_of(identity, (START,))
         self._began = self._saved = time.monotonic()
         if not self.path.exists():
             return None

@@ -5,21 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from equipoise.core.dropout import STREAM
-from equipoise.core.fingerprints import (
-    fingerprint,
-    module_code,
-    module_structure,
-    own_code,
-    tensors_fingerprint,
-    without_addresses,
-)
+from equipoise.core.fingerprints import fingerprint, tensors_fingerprint, without_addresses
 from equipoise.errors import CheckpointError
 from equipoise.privacy.lookers import data_to_try
 
@@ -31,7 +25,7 @@ DROPOUT = "dropout"  # how its masks are drawn, of a model that has any
 PYTHON = "version of Python"  # may differ: the code of functions is not compared then
 STOP = "rule of early stopping"
 METRICS = "metrics", "metrics' code"
-_OF_CODE = ("model's code", "loss's code", "error's code", "algorithm's own code", METRICS[1])
+_OF_CODE = ("model's code or attributes", "loss's code", "error's code", "algorithm's own code", METRICS[1])
 NOISE = "privacy"
 _LONG = 120  # characters of a text that is shown whole
 
@@ -46,6 +40,8 @@ def identity_of(setting: Setting) -> dict[str, str]:
     fixed = [(name, value) for name, value in model.named_buffers() if name not in task.carried.names]
     carried = f" and {task.carried.size} carried values" if task.carried.names else ""
     dropout = {DROPOUT: STREAM} if task.drops(data_to_try(setting.data, setting.algorithm)) else {}
+    # With noise strictly: it must not be drawn again for another function.
+    constant = partial(fingerprint, trained=task.trained_in(model), strict=setting.noise is not None)
     modes = {"training modes of frozen parts": fingerprint(task.frozen_modes)} if task.frozen_modes else {}
     return (
         ({NOISE: noise} if noise is not None else {})
@@ -59,16 +55,16 @@ def identity_of(setting: Setting) -> dict[str, str]:
             "loss": _name(task.loss),
             "clients_per_round": str(setting.clients_per_round),
             "seed": str(setting.seed),
-            "model's structure": module_structure(model),
+            "model's structure": without_addresses(repr(model)),
             "model's frozen parameters": tensors_fingerprint(frozen),
             "model's buffers": tensors_fingerprint(fixed),
             PYTHON: ".".join(platform.python_version_tuple()[:2]),
-            "model's code": module_code(model),
-            "loss's code": fingerprint(task.loss),
-            "error's code": fingerprint(task.error),
-            "algorithm's own code": own_code(setting.algorithm),
+            "model's code or attributes": constant(model),
+            "loss's code": constant(task.loss),
+            "error's code": constant(task.error),
+            "algorithm's own code": constant(setting.algorithm),
             METRICS[0]: ", ".join(sorted(setting.metrics.functions)) or "none",
-            METRICS[1]: fingerprint(dict(sorted(setting.metrics.functions.items()))),
+            METRICS[1]: constant(dict(sorted(setting.metrics.functions.items()))),
             START: tensors_fingerprint(trained),
         }
     )
@@ -82,8 +78,13 @@ def run_key(setting: Setting) -> str:
     network = setting.engine_traits.network
     if network is not None:
         return network.run
-    known = {name: value for name, value in identity_of(setting).items() if name not in METRICS}  # which release nothing
-    return hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return digest_of(identity_of(setting), METRICS).hex()  # which release nothing
+
+
+def digest_of(identity: Mapping[str, str], without: Sequence[str]) -> bytes:
+    """Eight bytes that stand for an identity, without the names of what may differ."""
+    known = {name: value for name, value in identity.items() if name not in without}
+    return hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=8).digest()
 
 
 def _name(function: object) -> str:

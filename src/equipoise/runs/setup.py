@@ -16,7 +16,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.attacks.malicious import sees_all_updates
 from equipoise.client_metrics import ClientMetrics
 from equipoise.client_table import ClientTable
-from equipoise.core.abilities import engine_traits, is_part, named_part, read, solver_traits
+from equipoise.core.abilities import engine_traits, is_of_user, is_part, named_part, read, solver_traits
 from equipoise.core.numbers import plain_values
 from equipoise.core.per_example_losses import PerExample
 from equipoise.core.signature import Signature
@@ -51,7 +51,7 @@ from equipoise.runs.model_notices import tell_of_model
 from equipoise.runs.own_parts import try_own_parts
 from equipoise.runs.secret_cohorts import secret_cohort
 from equipoise.runs.stopping import EarlyStopping, refuse_stop
-from equipoise.runs.tried_releases import try_releases
+from equipoise.runs.tried_releases import try_memory, try_releases
 from equipoise.runs.trivial_answer import with_trivial_answer
 from equipoise.solvers.kept_rows import SolverRows
 from equipoise.solvers.local_optimizer import rates_by_name, refuse_wrong_rates
@@ -274,6 +274,8 @@ def set_up(
     model = with_adapters_for(algorithm, model)
     to_try = data_to_try(data, algorithm)
     task, measured = try_task(Task.of(model, loss, error), to_try), ClientMetrics.of(metrics)
+    if algorithm.privacy is not None:
+        try_memory(task, to_try, algorithm)
     refuse_unfit_for_carried(task, algorithm)
     check_smallest_batches(task, data.train, algorithm)
     sample = evaluation_sample(data, evaluate_clients)
@@ -313,7 +315,8 @@ def set_up(
     if algorithm.personal is None and parts.solver.adaptation is not None and traits.network is None:
         adaptation = PersonalRun(Adaptation(parts.solver.adaptation), context, algorithm.solver, seed)
     if algorithm.personal is not None:
-        start = PersonalRun if traits.network is None else traits.network.personal_work
+        alone = algorithm.privacy is not None and is_of_user(algorithm.personal)
+        start = partial(PersonalRun, alone=alone) if traits.network is None else traits.network.personal_work
         personal = start(algorithm.personal, context, algorithm.solver, seed)
     if stop is not None:
         refuse_stop(stop, data, measured, algorithm, personal, network=traits.network is not None)

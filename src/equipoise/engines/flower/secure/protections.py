@@ -311,7 +311,7 @@ class NetworkPrivateSums(Stage):
     def keep(self, view: View) -> Kept:
         """Who took part, and what it cost them."""
         private, weight = view.state.privacy, self.noise.round_weight(self._contributors)
-        return Kept(None, private.after(view.cohort.clients, clip=private.clip, weight=weight))
+        return Kept(None, private.after(clip=private.clip, weight=weight))
 
     def tell(self, view: View) -> Mapping[str, Any]:
         """What was spent; a round whose sum was lost has trained nobody."""
