@@ -10,7 +10,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.core.per_example_losses import PerExample
 from equipoise.data.federated_data import FederatedData
 from equipoise.errors import nearest_name, require
-from equipoise.rounds.drivers import play
+from equipoise.rounds.driver_choice import choose_driver
 from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, build, refuse_swapped, set_up
 from equipoise.train import train
 
@@ -60,6 +60,6 @@ def explain(
 
 def explained(setting: Setting) -> str:
     """How the engine of a run does local work, after one round whose result is dropped."""
-    play(setting, setting.begin())  # what is fastest is measured before the first round
+    choose_driver([setting])([setting.begin()])  # what is fastest is measured before the first round
     answer = setting.engine_traits.explain
     return answer(setting.algorithm) if answer is not None else "The loop engine trains one client after another."
