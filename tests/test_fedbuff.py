@@ -575,3 +575,8 @@ def test_a_sampler_of_ones_own_does_not_inherit_the_promise():
     with pytest.raises(IncompatibleParts, match="Set apart"):
         eq.Algorithm(**APART | {"sampler": Mine(buffer=2, apart=2)})
     eq.Algorithm(**APART | {"sampler": FedBuff(2, per_step=0.1, apart=2), "solver": eq.solvers.SGD(steps=3)})
+
+
+def test_explain_drives_a_buffer_on_its_clock():
+    data = eq.data.label_shift(train_clients=6, validation_clients=0, test_clients=2, examples=8)
+    assert eq.explain(eq.models.Softmax(data.features, data.classes), data, eq.Algorithm(sampler=FedBuff(2)))
