@@ -225,9 +225,10 @@ def own_models_of(run: RunFolder, shared: nn.Module) -> SavedPersonalModels:
         rows = np.lib.format.open_memmap(run.personal, mode="r")  # objects, which would be pickles, are refused
     clients, ids, width = ClientTable.from_parquet(run.clients), _ids(run), Task.of(shared).width
     if rows.dtype.kind != "f" or rows.shape != (len(ids), width):
+        named = (run.personal_ids if run.personal_ids.is_file() else run.clients).name
         raise ConfigError(
             f"{run.personal} holds {rows.dtype} of shape {rows.shape}, but must hold floating numbers of shape "
-            f"{(len(ids), width)}: clients × parameters. Make the model as it was trained, or run it anew."
+            f"{(len(ids), width)}: clients of {named} × parameters. Make the model as it was trained, or run it anew."
         )
     judged = next(split for split in ("test", "validation", "train") if split in clients.split)
     schema = Schema.load(run.schema) if run.schema.is_file() else None
