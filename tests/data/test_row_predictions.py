@@ -535,7 +535,9 @@ def test_own_models_are_read_in_python(shops):
     assert (len(own), own.ids, repr(own)) == (12, tuple(result.personal.ids), "SavedPersonalModels(clients: 12)")
     for client in own.ids:
         assert schema.predict(own.model(client), week).equals(schema.predict(result.personal.model(client), week))
-    with pytest.raises(InvalidParameter, match=r"client must be the id of a client with a model of its own, but is 'a new shop'\. Known are"):
+    with pytest.raises(
+        InvalidParameter, match=r"client must be the id of a client with a model of its own, but is 'a new shop'\. Known are"
+    ):
         own.model("a new shop")
 
 
