@@ -156,12 +156,7 @@ def test_a_run_whose_log_was_cut_off_by_a_full_disk_is_said_to_be_so(written, tm
     place.log.write_bytes(written)
     monkeypatch.setattr(scheduler.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
 
-    class Ended:
-        def poll(self):
-            return 2
-
-    job.process = Ended()
-    assert scheduler._ended(job)
+    job.end(2, "exit code 2")
     if written.endswith(b"\n"):
         assert job.message == "whole"
     else:
@@ -194,20 +189,3 @@ def test_standard_output_on_a_full_disk_is_named(monkeypatch, capsys):
         full.close()
     assert ended.value.code == 2
     assert "standard output could not be written: No space left on device" in capsys.readouterr().err
-
-
-def test_a_search_whose_study_has_no_room_names_its_file(tmp_path):
-    optuna = pytest.importorskip("optuna")
-    from equipoise.experiment import optuna_trials
-
-    class Trials:
-        identity = None
-
-    def full(*_):
-        raise optuna.exceptions.StorageInternalError("An exception is raised during the commit.") from OSError("disk is full")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optuna_trials, "open_study", lambda *_: None)
-        patch.setattr(optuna_trials, "ask_and_tell", full)
-        with pytest.raises(NotWritten, match=r"study\.db could not be written: disk is full"):
-            optuna_trials.search_by_optuna(optuna, Trials(), tmp_path / "study.db")

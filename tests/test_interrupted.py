@@ -176,7 +176,7 @@ def test_the_command_line_says_which_round_the_checkpoint_holds_and_goes_on_from
     done = sum(event["event"] == "round" for event in logged)
     assert 20 <= done + 1 < 400
     last = said.strip().splitlines()[-1]
-    assert f"The checkpoint holds the run after {done} rounds. Go on later: equipoise run --resume out" in last
+    assert f"Rounds in the checkpoint: {done}. Go on later: equipoise run --resume out" in last
     again = subprocess.run([*command, "--resume", "out"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
     assert f"Going on from round {done} of 400" in again.stderr
     subprocess.run([*command, *config, "--out", "whole"], cwd=tmp_path, capture_output=True, timeout=300, check=True)

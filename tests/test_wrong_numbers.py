@@ -9,11 +9,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 import equipoise as eq
 from equipoise import aggregators, attacks, metrics, personal, risk, sampling, solvers
-from equipoise.cli.listing import comparison_table, print_whole
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
@@ -307,19 +305,6 @@ def test_an_error_shows_no_whole_array():
         assert len(str(InvalidParameter("weights", "must be positive", value))) < 1000
     assert "shape (1000,) and type torch.float32" in str(InvalidParameter("weights", "must be positive", torch.zeros(1000)))
     assert str(InvalidParameter("tail", "must be positive", -0.5)) == "tail must be positive, but is -0.5. [EQ100]"
-
-
-def test_the_table_of_a_comparison_has_names_at_80_columns(ragged, capsys):
-    names = ["FedAvg with a rather long name", "Δ-FL 0.5"]
-    options = {"rounds": 1, "clients_per_round": 4, "seeds": 2, "progress": False}
-    found = eq.compare({name: eq.Algorithm() for name in names}, eq.models.Softmax(4, 3), ragged, **options)
-    records = [run for runs in found.results.values() for run in runs]
-    for width in (40, 80, 200):
-        print_whole(Console(width=width, force_terminal=False), comparison_table(records))
-        printed = capsys.readouterr().out
-        for name in names:
-            (line,) = (line for line in printed.splitlines() if line.strip().startswith(name) and "±" in line)
-            assert line.count("±") == 4
 
 
 @pytest.mark.parametrize("asked", [["--help"], ["run", "--help"], ["serve", "--help"], ["flower", "--help"], ["--version"]])

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from equipoise.compare import Comparison, compare
     from equipoise.data import ClientSet, FederatedData
     from equipoise.evaluate import EvaluatedModel, evaluate
-    from equipoise.experiment.python_search import Tuning, tune
-    from equipoise.experiment.saved_personal_models import read_personal_models
+    from equipoise.experiment.run_model import read_personal_models
+    from equipoise.experiment.tune import Tuning, tune
     from equipoise.explain import explain
     from equipoise.result import Result
     from equipoise.runs.checkpoint import Checkpoints
@@ -106,11 +106,11 @@ _HOMES = {  # of the names that are no modules
     "Family": "runs.family",
     "FederatedData": "data",
     "Result": "result",
-    "Tuning": "experiment.python_search",
-    "read_personal_models": "experiment.saved_personal_models",
+    "Tuning": "experiment.tune",
+    "read_personal_models": "experiment.run_model",
     "train_family": "runs.family",
     "train_many": "runs.many",
-    "tune": "experiment.python_search",
+    "tune": "experiment.tune",
 }
 
 

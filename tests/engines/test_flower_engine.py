@@ -709,7 +709,7 @@ def test_network_variants_are_composed_not_overridden():
 @pytest.mark.usefixtures("onnx")
 def test_a_federation_leaves_onnx_by_the_shapes_that_its_nodes_have_said(tmp_path):
     """Before, `equipoise export` of a federated run failed with "Unknown key 'federation'"."""
-    from equipoise.experiment.exported_run import export_run
+    from equipoise.experiment.run_model import export_run
 
     run(eq.Algorithm(), some_data(), rounds=1, folder=tmp_path / "run")
     names = {path.name for path in export_run(tmp_path / "run")}

@@ -38,8 +38,8 @@ from equipoise.engines.flower.operate.kits import Kit, OperatorFolder
 from equipoise.engines.flower.operate.node_check import Checks
 from equipoise.engines.flower.operate.run_view import RunView
 from equipoise.errors import ConfigError
-from equipoise.experiment.exported_run import export_run
 from equipoise.experiment.folder import read_record
+from equipoise.experiment.run_model import export_run
 
 
 @pytest.fixture

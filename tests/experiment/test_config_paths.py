@@ -119,7 +119,7 @@ TABLE = {"train": {"rounds": 1, "clients_per_round": 1}}
 
 
 def test_a_model_of_tables_is_refused_for_other_data():
-    with pytest.raises(ConfigError, match="reads the schema of a table, which the data 'label_shift' have none of"):
+    with pytest.raises(ConfigError, match="reads schema, which the data 'label_shift' have not"):
         build(RunConfig.of({"data": "label_shift", "model": "tabular", **TABLE}))
 
 

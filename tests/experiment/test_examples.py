@@ -25,7 +25,7 @@ def configs(file, out):
     settings = ["train.rounds=1", *SMALL[table["data"]["name"]]]
     if "search" in table:
         search = read_search(file, settings)
-        return [run.config for run in search.plan(search.first, out)]
+        return [run.config for run in search.plan(search.points[0], out)]
     if "study" not in table:
         return [RunConfig.of(override(table, settings))]
     return [run.config for run in read_study(file, [*settings, "study.seeds=1"], out=out)]

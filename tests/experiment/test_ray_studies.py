@@ -1,6 +1,5 @@
 """Studies on a real Ray cluster: the same runs as by processes, only what is missing, and lost runs go on elsewhere."""
 
-import io
 import json
 import os
 import re
@@ -17,10 +16,9 @@ import pytest
 from equipoise.core.screen import Screen
 from equipoise.engines.cluster import ray_tasks
 from equipoise.experiment.run_files import RunFolder
-from equipoise.experiment.scheduler import live_table, run_all
-from equipoise.experiment.search import read_search
+from equipoise.experiment.scheduler import run_all
+from equipoise.experiment.search import read_search, run_search
 from equipoise.experiment.study import prepare, read_study
-from equipoise.experiment.tune import tune
 from equipoise.reproduce import reproduce
 
 pytestmark = [
@@ -122,25 +120,6 @@ def test_a_run_that_is_lost_again_and_again_is_given_up_by_name(cluster, tmp_pat
     assert re.match(r"its worker or node was lost: .* It was started 3 times", job.message)
 
 
-def test_the_live_table_shows_what_runs_where(cluster, tmp_path):
-    runs, shown = planned(tmp_path, 60), []
-
-    class Watched(Screen):
-        """A terminal that nobody sees; the table is read as it is drawn."""
-
-        is_terminal = True
-
-    def drawn(jobs):
-        shown.append([(job.status, job.node) for job in jobs])
-        return live_table(jobs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("equipoise.experiment.scheduler.live_table", drawn)
-        run_all(runs, workers=1, console=Watched(file=io.StringIO()), ray=cluster.address)
-    assert ("running", os.uname().nodename) in {each for jobs in shown for each in jobs}
-    assert shown[-1] == [("done", os.uname().nodename)] * 4
-
-
 def test_a_reproduction_on_a_cluster_makes_the_runs_of_one_machine(cluster, tmp_path):
     """With a task that is lost in the middle: the runs and figures are the same."""
     given = {"methods": "0-stragglers-fedprox-mu-0,50-stragglers-fedavg", "seeds": 2, "say": lambda line: None}
@@ -188,7 +167,7 @@ def test_a_search_on_a_cluster_finds_what_processes_find(cluster, tmp_path, monk
     file.write_text(SEARCH)
     for place, address in (("here", None), ("there", cluster.address)):
         search = read_search(file)
-        found[place] = tune(search, tmp_path / place, workers=2, console=Screen(quiet=True), ray=address)
+        found[place] = run_search(search, tmp_path / place, workers=2, console=Screen(quiet=True), ray=address)
     one, two = ([(trial.values, trial.criterion) for trial in found[place]] for place in ("here", "there"))
     assert one == two
     assert len({criterion for _, criterion in one}) == 2

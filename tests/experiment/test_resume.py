@@ -1,6 +1,5 @@
 """Runs in folders that are killed and go on; studies in which a run fails."""
 
-import io
 import json
 import os
 import random
@@ -10,9 +9,9 @@ import sys
 import time
 
 import pytest
-from rich.console import Console
 
 from equipoise.core.files import locked, write_atomically
+from equipoise.core.screen import Screen
 from equipoise.errors import ConfigError
 from equipoise.experiment import folder, scheduler, study
 from equipoise.experiment.build import build
@@ -146,22 +145,12 @@ clients_per_round = 6
 """
 
 
-class Quiet:
-    is_terminal = False
-
-    def __init__(self):
-        self.lines = []
-
-    def say(self, *lines):
-        self.lines += map(str, lines)
-
-
 def test_a_failing_run_is_reported_and_the_others_are_kept(tmp_path):
     file = tmp_path / "study.toml"
     file.write_text(STUDY)
     runs = study.read_study(file, ["study.seeds=[3]"], out=tmp_path / "out")
     study.prepare(runs)
-    console = Quiet()
+    console = Screen(quiet=True)
     jobs = scheduler.run_all(runs, workers=2, console=console)
     assert {job.run.method: job.status for job in jobs} == {"FedAvg": "done", "broken": "failed"}
     broken = next(job for job in jobs if job.status == "failed")
@@ -193,6 +182,9 @@ def test_methods_seeds_and_sweeps_multiply(tmp_path):
         ("[methods.x]\nrisk = {name = 'superquantil'}", "methods.x: algorithm.risk.name"),
         ("[sweep]\nlr = 3", "sweep.lr must be a list of values, but is 3"),
         ("[extra]\na = 1", "extra"),
+        ("[methods.none]", 'methods."none" must have a name'),
+        ('[sweep]\n"train.seed" = [3, 4]', "sweep.train.seed is given by the study itself"),
+        ('[sweep]\n"train.rounds.x" = [3]', "rounds is 20, so it has no key 'x'"),
     ],
 )
 def test_what_a_study_cannot_be_is_named(addition, words, tmp_path):
@@ -221,23 +213,6 @@ def test_a_folder_of_another_configuration_is_refused(tmp_path):
     study.prepare(study.read_study(file, out=tmp_path / "out"))  # the same again is fine
     with pytest.raises(ConfigError, match=r"train\.rounds is 20 there, 30 here"):
         study.prepare(study.read_study(file, ["train.rounds=30"], out=tmp_path / "out"))
-
-
-def test_the_live_table_shows_every_run_with_progress_and_time_left(tmp_path):
-    file = tmp_path / "study.toml"
-    file.write_text(STUDY)
-    jobs = [scheduler.ScheduledRun(run) for run in study.read_study(file, out=tmp_path / "out")]
-    jobs[0].status, jobs[0].start_time = "running", time.monotonic() - 10
-    jobs[0].folder.path.mkdir(parents=True)
-    jobs[0].folder.rounds.write_text('{"event": "start"}\n{"event": "round", "round": 4}\n{"event": "rou')  # being written
-    jobs[1].status, jobs[2].status = "failed", "there already"
-    console = Console(record=True, width=100, file=io.StringIO())
-    console.print(scheduler.live_table(jobs))
-    rows = [line.split() for line in console.export_text().splitlines()]
-    assert rows[1][:3] == ["FedAvg", "0", "running"]
-    assert rows[1][-2:] == ["5/20", "0:30"]  # ten seconds for five rounds, fifteen are left
-    assert (rows[2][2], rows[3][2:4], rows[4][2]) == ("failed", ["there", "already"], "waiting")
-    assert rows[3][-1] == "20/20"
 
 
 def test_other_data_are_refused_on_resume(tmp_path):
@@ -289,19 +264,3 @@ def test_the_first_method_of_a_study_stays_the_first(tmp_path):
     for run in runs:
         folder.run(build(RunConfig.read(run.folder.config)), run.folder, progress=False, report=False)
     assert [path.name for path in folder.finished_runs([tmp_path / "out"])] == ["zero-0", "a-0"]
-
-
-@pytest.mark.parametrize(
-    ("addition", "words"),
-    [
-        ("[methods.none]", 'methods."none" must have a name'),
-        ('[sweep]\n"train.seed" = [3, 4]', "sweep.train.seed is given by the study itself"),
-        ('[sweep]\n"train.rounds.x" = [3]', "rounds is 20, so it has no key 'x'"),
-    ],
-)
-def test_what_a_study_cannot_do_is_named(addition, words, tmp_path):
-    file = tmp_path / "study.toml"
-    file.write_text(STUDY + addition + "\n")
-    with pytest.raises(ConfigError) as caught:
-        study.read_study(file, out=tmp_path)
-    assert words in str(caught.value)

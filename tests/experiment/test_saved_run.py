@@ -2,16 +2,14 @@
 
 from dataclasses import dataclass
 
-import onnxruntime
 import pytest
-import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import equipoise as eq
 from equipoise.cli.commands import app
 from equipoise.errors import ConfigError, InvalidParameter, NotWritten
-from equipoise.experiment import folder, run_files
+from equipoise.experiment import family_files, folder
 from equipoise.experiment.config import RunConfig
 
 
@@ -119,7 +117,7 @@ def test_a_folder_is_whole_or_absent(tmp_path, monkeypatch):
     def fail(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_files, "model_bytes", fail)
+    monkeypatch.setattr(family_files, "model_bytes", fail)
     with pytest.raises(NotWritten, match="No space left on device"):
         result().save(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
@@ -144,20 +142,3 @@ def test_a_saved_comparison_is_read_like_a_study(tmp_path):
     with pytest.raises(InvalidParameter, match="must be a new or empty folder"):
         made.save(place)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-
-
-def test_a_saved_comparison_traces_a_model_once_and_writes_each_run_its_own(tmp_path, monkeypatch):
-    monkeypatch.delenv("EQUIPOISE_ONNX", raising=False)
-    traced, export = [], torch.onnx.export
-    monkeypatch.setattr(torch.onnx, "export", lambda *given, **named: traced.append(1) or export(*given, **named))
-    data = eq.data.label_shift(train_clients=8, validation_clients=0, test_clients=3, seed=0)
-    methods = {"FedAvg": eq.Algorithm(), "tail": eq.Algorithm(risk=eq.risk.Superquantile(0.5))}
-    model = eq.models.Softmax(data.features, data.classes)
-    made = eq.compare(methods, model, data, rounds=2, clients_per_round=4, seeds=2, progress=False)
-    made.save(tmp_path / "study")
-    assert len(traced) == 2  # model.onnx and score.onnx, of the first of four runs
-    x = torch.randn(5, data.features, generator=torch.Generator().manual_seed(0))
-    for name, run in zip(("FedAvg-0", "FedAvg-1", "tail-0", "tail-1"), made.all_results, strict=True):
-        session = onnxruntime.InferenceSession((tmp_path / "study" / name / "model.onnx").read_bytes())
-        (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-        torch.testing.assert_close(torch.from_numpy(found), run.model.cpu()(x).detach(), rtol=1e-4, atol=1e-5)

@@ -416,7 +416,7 @@ def search(tmp_path):
     assert [trial.criterion is None for trial in both.trials] == [False, True]
     assert both.best.private
     eq.tune(lambda lr: by_rate(lr, SUMS), space, model, made(), criterion="train_loss", **given)  # a mean, as the server has it
-    grid, optuna = 'strategy = "grid"', 'strategy = "optuna"\ntrials = 2'
+    grid, optuna = "", "trials = 2"
     rates = {"axis": "algorithm.solver.lr", "values": "[0.1, 0.2]"}
     parts = {"axis": "algorithm.privacy", "values": '["none", {name = "secure_aggregation"}]'}
     for strategy in (grid, optuna):

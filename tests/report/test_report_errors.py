@@ -10,7 +10,6 @@ from report_cases import Page
 from torch import nn
 
 import equipoise as eq
-from equipoise.cli.listing import comparison_table
 from equipoise.core.error_names import error_name
 from equipoise.core.task import Task
 from equipoise.errors import InvalidParameter
@@ -68,9 +67,7 @@ def test_errors_of_a_number_are_never_percent(tmp_path):
     """They may well lie between 0 and 1."""
     run = trained(PRICES.assign(price=PRICES["price"] / 1000))
     assert bool((run.clients.error < 1).all())
-    assert str(comparison_table([run]).title).startswith("Squared error of price over 8 test clients")
     assert "Squared error of price over 8 test clients; one seed" in Page(run.report(tmp_path / "r.html")).source
-    assert str(comparison_table([trained(DEAR, "dear")]).title).startswith("0-1 error in % over 8 test clients")
 
 
 def labels_of_points(labels: int):
@@ -262,9 +259,6 @@ def test_a_comparison_names_the_methods_that_are_no_better_than_the_trivial_answ
         text = eq.Comparison(methods).summary()
         assert text.count("no better") == bool(said)
         assert said in text
-        caption = str(comparison_table([run for runs in methods.values() for run in runs]).caption)
-        assert said in caption
-        assert caption.count("no better") == bool(said)
 
 
 def test_axes_name_the_error_and_the_note_has_no_code(tmp_path):

@@ -1,6 +1,5 @@
 """Personal models and attacks: the page and the tables say of whom, and of which model, they speak."""
 
-import io
 import json
 import math
 from dataclasses import replace
@@ -25,11 +24,9 @@ from report_cases import (
     squared,
     under_attack,
 )  # fmt: skip
-from rich.console import Console
 from torch import nn
 
 import equipoise as eq
-from equipoise.cli.listing import comparison_table
 from equipoise.client_table import ClientTable
 from equipoise.compare import Comparison, figures_of
 from equipoise.observers import EvaluationPoint, JsonLines
@@ -457,22 +454,6 @@ def test_the_summary_has_own_and_shared_rows_and_one_line_that_says_so(attacked)
     )
     assert len({len(line) for line in (header, plain, ditto)}) == 1  # the columns are aligned
     assert "over 2 seeds" in attacked.summary()
-
-
-def test_the_command_lines_table_says_the_same(attacked):
-    console = Console(file=io.StringIO(), width=130)
-    console.print(comparison_table(attacked.all_results))
-    text = console.file.getvalue()
-    assert "0-1 error in % over 16 benign test clients" in text
-    row = next(line for line in text.splitlines() if "shared model" in line)
-    table = attacked.table()["Ditto"]
-    assert numbers(row)[::2] == [
-        pytest.approx(100 * table[f"shared_{key}"].mean, abs=0.051)
-        for key in ("mean", "percentile_90", "worst_10", "standard_deviation")
-    ]
-    said = " ".join(text.split())
-    assert "Under Ditto, clients are served their own models; the row below it is of the shared model. Under Ditto, own" in said
-    assert f"their mean error: {100 * attacked.table()['FedAvg']['malicious_mean'].mean:.1f} under FedAvg" in said
 
 
 def test_losses_where_there_is_no_error(tmp_path):

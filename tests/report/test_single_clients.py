@@ -8,7 +8,6 @@ from report_cases import Page
 from test_differences import FEDAVG, TAIL, made_of, trained  # noqa: F401 (a fixture)
 
 import equipoise as eq
-from equipoise.cli.listing import difference_lines
 from equipoise.client_table import ClientTable
 from equipoise.errors import InvalidParameter
 from equipoise.metrics import counts_wrong, share_interval
@@ -115,13 +114,6 @@ def test_the_table_of_a_family_says_by_which_examples_it_judges():
     family = eq.train_family(eq.models.Softmax(20, 10), data, tails=[1.0, 0.5], rounds=1, clients_per_round=3)
     words = "over 4 unseen test clients, judged on half of their examples (the other half is for the choice), 1 seed"
     assert words in family.comparison().summary().splitlines()[0]
-
-
-def test_the_console_shows_differences_in_percent(trained):  # noqa: F811
-    lines = difference_lines(made_of(trained, {"FedAvg": FEDAVG, "tail": TAIL}).all_results)
-    assert lines[0].startswith("Paired differences of the 90th percentile from FedAvg")
-    assert "−5.0 ± 1.0  −7.5 to −2.5" in lines[2]
-    assert difference_lines(made_of(trained, {"FedAvg": FEDAVG}).all_results) == []
 
 
 def test_the_worst_clients_with_own_models_have_one_error_under_one_name():

@@ -1,4 +1,4 @@
-"""The command line."""
+"""The command line: options and printed lines. What a command does belongs to the room that it calls."""
 
 from equipoise.cli.commands import app, main
 

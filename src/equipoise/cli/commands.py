@@ -17,9 +17,9 @@ from click import UsageError
 from typer import Argument, Option
 from typer.core import TyperGroup
 
-from equipoise.cli import serve_commands, store_commands
+from equipoise.cli import data_commands, serve_commands
 from equipoise.cli.flower_commands import app as flower_app
-from equipoise.cli.output_files import Overwrite, refuse_taken_file
+from equipoise.cli.options import AtLeast, Overwrite, RayAddress, Settings, Trust, Workers, refuse_taken_file
 from equipoise.cli.privacy_commands import app as privacy_app
 from equipoise.cli.termination import Terminated, end_by_sigterm, raising_terminated
 from equipoise.core.screen import Screen, say
@@ -27,7 +27,7 @@ from equipoise.core.version import VERSION
 from equipoise.core.words import message, printable, traceback_text
 from equipoise.errors import ConfigError, EquipoiseError, EquipoiseNotice, unknown_name
 from equipoise.experiment import catalog
-from equipoise.experiment.named_settings import naming_settings
+from equipoise.experiment.config_tables import naming_settings
 
 
 def _print_error(text: str, style: str = "red") -> None:
@@ -98,21 +98,9 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-data_app = typer.Typer(help="Data sets that a configuration can name, and stores on disk.", no_args_is_help=True)
-data_app.command("convert")(store_commands.convert)
-data_app.command("check")(store_commands.check)
-app.add_typer(data_app, name="data")
+app.add_typer(data_commands.app, name="data")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(flower_app, name="flower")
-
-Settings = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change a value; may be given several times.")]
-Trust = Annotated[bool, Option("--trust", help="Trust the code of its own that a run's folder or configuration records.")]
-Workers = Annotated[int, Option(min=1, help="How many runs at once, one torch thread each.")]
-AtLeast = Annotated[int, Option(min=0, metavar="N", help="Leave clients with fewer examples out of all figures.")]
-RayAddress = Annotated[
-    str | None,
-    Option(metavar="ADDRESS", help='A Ray cluster that makes the runs, one per CPU: HOST:PORT, "auto", or "local".'),
-]
 
 
 def _print_version(requested: bool) -> None:
@@ -140,7 +128,7 @@ def demo(
     from equipoise.cli.demo import run_demo
 
     try:
-        run_demo(out, seeds=seeds, rounds=rounds, console=Screen())
+        run_demo(out, seeds=seeds, rounds=rounds)
     except KeyboardInterrupt:
         raise KeyboardInterrupt from None  # without notes, which are for those who call compare themselves
 
@@ -169,7 +157,7 @@ def run(
 ) -> None:
     """Train what a TOML file describes; leave config, log, checkpoint, clients, model and report in a folder."""
     from equipoise import tracking
-    from equipoise.experiment import folder, more_rounds
+    from equipoise.experiment import folder
     from equipoise.experiment.build import build
     from equipoise.experiment.config import RunConfig
     from equipoise.result import Result
@@ -178,16 +166,15 @@ def run(
     if resume is not None:
         if config is not None or out is not None:
             raise ConfigError("--resume takes all it needs from its folder: leave CONFIG and --out away.")
-        more_rounds.refuse_other_settings(settings or ())
+        folder.refuse_other_settings(settings or ())
         run_folder = folder.to_resume(resume, more=bool(settings))
         checked = RunConfig.read(run_folder.config, settings or (), code="resume", trust=trust)
         if settings:
-            more_rounds.refuse_no_more(run_folder, checked)
-            observers.append(more_rounds.MoreRounds(run_folder, checked.train.rounds))
+            observers.append(folder.MoreRounds(run_folder, checked))
     elif config is None:
         raise ConfigError("Name a configuration, e.g. equipoise run examples/tail.toml, or a folder: --resume DIR.")
     else:
-        with naming_settings(config, settings or ()):
+        with naming_settings(settings or ()):
             checked = RunConfig.read(config, settings or (), code="run", trust=trust)
         if explain:
             say(*build(checked).explain().split("\n"))
@@ -205,12 +192,12 @@ def run(
         run_folder = folder.claim(path)
     result = folder.run(experiment, run_folder, observers=observers)
     if isinstance(result, Result):
-        from equipoise.cli.listing import summary_text, worst_lines
+        from equipoise.cli.listing import worst_lines
 
         if at_least:
             result = result.judged_by(at_least=at_least)
             result.report(run_folder.report)
-        say(*summary_text(result, run_folder.path).split("\n"), "", *worst_lines(result))
+        say(*str(result.summary()).split("\n"), "", *worst_lines(result))
         if result.epsilon is not None:
             say(result.epsilon, *str(result.privacy).split("\n"))
     else:
@@ -235,34 +222,30 @@ def compare(
     trust: Trust = False,
 ) -> None:
     """Run every method with every seed, as far as runs are missing; print the table and write the report."""
-    from equipoise.cli import listing
+    from equipoise.cli.listing import comparison_of
     from equipoise.experiment.folder import read_record, refuse_run_folder
     from equipoise.experiment.open_runs import group_data
     from equipoise.experiment.scheduler import run_all
     from equipoise.experiment.study import prepare, read_study
     from equipoise.privacy.ledger_report import words_below
+    from equipoise.report import write_report
 
     folder = out or Path("runs") / config.stem
     refuse_run_folder(folder)
-    with naming_settings(config, settings or ()):
+    with naming_settings(settings or ()):
         runs = read_study(config, settings or (), out=folder, trust=trust)
-    console = Screen()
     with _resumable():
         prepare(runs)
         with raising_terminated():
-            jobs = run_all(runs, workers=workers, console=console, ray=ray)
-        records = [read_record(job.folder.path).judged_by(at_least=at_least) for job in jobs if job.folder.finished]
+            jobs = run_all(runs, workers=workers, console=Screen(), ray=ray)
+        records = [read_record(job.folder.path) for job in jobs if job.folder.finished]
         if records:
-            from equipoise.report import write_report
-
-            plain = not console.is_terminal  # bold is not seen in a pipe
-            for table in (listing.comparison_table(records, plain=plain), *listing.metric_tables(records)):
-                listing.print_whole(console, table)
-            say(*listing.difference_lines(records), *listing.subgroups_below(records))
-            for table in listing.validation_table(records, plain=plain):
-                console.print()
-                listing.print_whole(console, table)
-            say(*filter(None, [words_below(folder, group_data(folder))]), write_report(records, folder / "report.html"))
+            found = comparison_of(records)
+            say(*found.summary(at_least=at_least).split("\n"))
+            if all({"test", "validation"} <= set(record.clients.split) for record in records):  # by which one may be chosen
+                say("", *found.summary("validation").split("\n"))
+            page = write_report([record.judged_by(at_least=at_least) for record in records], folder / "report.html")
+            say(*filter(None, [words_below(folder, group_data(folder))]), page)
     failed = [job for job in jobs if job.status == "failed"]
     for job in failed:
         _print_error(f"Failed: {job.run.method}, seed {job.run.seed}: {job.message} See {job.folder.log}.")
@@ -281,18 +264,14 @@ def tune(
 ) -> None:
     """Try values by training loss or validation clients, never test clients; write the best configuration."""
     from equipoise.experiment.folder import refuse_run_folder
-    from equipoise.experiment.search import read_search, trial_name
-    from equipoise.experiment.tune import tune as run_search
+    from equipoise.experiment.search import read_search, run_search
 
     folder = out or Path("runs") / config.stem
     refuse_run_folder(folder)
-    with naming_settings(config, settings or ()):
+    with naming_settings(settings or ()):
         search = read_search(config, settings or (), trust=trust)
     with _resumable(), raising_terminated():
         results = run_search(search, folder, workers=workers, console=Screen(), ray=ray)
-    for result in results:
-        if result.criterion is None:
-            _print_error(f"Failed: {trial_name(result.values)}: {result.message}")
     if results[0].criterion is None:
         raise typer.Exit(1)
 
@@ -311,8 +290,7 @@ def report(
     overwrite: Overwrite = False,
 ) -> None:
     """Write one page about runs beside each other; it opens offline. A page of an earlier report is renewed."""
-    from equipoise.experiment.family_records import family_knob
-    from equipoise.experiment.folder import finished_runs, read_records
+    from equipoise.experiment.folder import family_knob, finished_runs, read_records
     from equipoise.report import chosen_formats, export_figures, write_report, write_table
 
     kinds = chosen_formats(formats or ("svg", "png"))
@@ -375,7 +353,7 @@ def plan(
     from equipoise.experiment.config import RunConfig
     from equipoise.experiment.plan import plan_run
 
-    with naming_settings(config, settings or ()):
+    with naming_settings(settings or ()):
         checked = RunConfig.read(config, settings or (), code="run", trust=trust)
     experiment = build(checked)
     found = plan_run(
@@ -396,37 +374,6 @@ def methods(
     show_methods(Screen(), catalog.kinds() if kind is None else (kind,))
     if kind is None:
         show_functions(Screen())
-
-
-@data_app.command("list")
-def data_list() -> None:
-    """List the data sets, and which of them need files."""
-    from equipoise.cli.listing import show_data_list
-
-    show_data_list(Screen())
-
-
-@data_app.command("show")
-def data_show(
-    name: Annotated[str, Argument(help="A name of `equipoise data list`, or the folder of a store or of a run.")],
-    settings: Settings = None,
-    folder: Annotated[Path | None, Option(help="The folder that holds the files of a data set that needs some.")] = None,
-) -> None:
-    """Show a data set: clients per split, examples, sizes, classes, shape; of a table, or a run on one, also its schema."""
-    from equipoise.cli.listing import show_data
-    from equipoise.experiment.config_tables import override
-    from equipoise.experiment.part_config import check_part
-
-    table = override({}, settings or ())
-    if store_commands.is_store(name):
-        show_data(Screen(), store_commands.opened(name, table))
-        return
-    if (schema := store_commands.schema_of_run(name)) is not None:
-        say(*schema.describe().split("\n"))
-        return
-    if folder is not None:
-        table["folder"] = str(folder)
-    show_data(Screen(), check_part("data", {**table, "name": name}, "data").make("data"))
 
 
 serve_commands.add_to(app)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from equipoise.cli.serve_commands import AllowHost, Token
+from equipoise.cli.options import AllowHost, Token
 from equipoise.core.plain_text import parse_json
 from equipoise.core.screen import say
 

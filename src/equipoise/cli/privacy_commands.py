@@ -195,26 +195,34 @@ def audit(
 
     Of a run each attack is repeated with half of the noise; exit code 3 if that is not found out, so that nothing was shown.
     """
+    from dataclasses import asdict
+
     from equipoise.errors import require
+    from equipoise.privacy.accounting import epsilon_of
+    from equipoise.privacy.audit import audit as run_audit
+    from equipoise.privacy.audit import gaussian_sum_scores
 
     require(epsilon is None or epsilon >= 0, "epsilon", "must be at least 0", epsilon)
     if folder is not None:
         require(epsilon is None, "epsilon", "is the run's own, which its accountant says", epsilon, "Leave --epsilon out.")
         options = {"audited": rounds, "trials": runs or 2000, "noise_factor": noise_factor}
-        found = _audit_folder(folder, seed=seed, confidence=confidence, **options)
+        values, words = _audit_folder(folder, seed=seed, confidence=confidence, **options)
+        refuted = values["refuted"]
     else:
         require(noise is not None and delta is not None, "noise", "and delta must be given, or the folder of a run", None)
-        found = _audit_sum(noise or 0.0, delta or 0.0, epsilon, rounds or 1, sampling_rate, runs or 100_000, confidence, seed)
-    refuted = any(values["refuted"] for values, _ in found)
-    words = "\n".join(said for _, said in found)
-    _print(found[0][0] if len(found) == 1 else {"refuted": refuted, "observers": [v for v, _ in found]}, words, as_json)
-    if refuted:
-        raise typer.Exit(1)
-    if not all(values.get("conclusive", True) for values, _ in found):
-        raise typer.Exit(3)
+        noise, delta, rounds = noise or 0.0, delta or 0.0, rounds or 1
+        claimed = epsilon_of([(noise, sampling_rate, rounds)], delta) if epsilon is None else epsilon
+        scores = gaussian_sum_scores(noise_multiplier=noise, sampling_rate=sampling_rate, rounds=rounds)
+        found = run_audit(scores, delta=delta, runs=runs or 100_000, seed=seed, confidence=confidence)
+        refuted = found.exceeds(claimed)
+        values = {**asdict(found), "claimed": claimed, "refuted": refuted, "conclusive": True}
+        words = f"{found}\n{'REFUTED: it leaks more than' if refuted else 'not refuted: nothing beyond'} ε = {claimed:.4g}."
+    _print(values, words, as_json)
+    if refuted or not values["conclusive"]:
+        raise typer.Exit(1 if refuted else 3)
 
 
-def _audit_folder(folder: Path, **options: Any) -> list[tuple[dict[str, Any], str]]:
+def _audit_folder(folder: Path, **options: Any) -> tuple[dict[str, Any], str]:
     """The audits of a run's configuration, by observer: as values, and in words."""
     from dataclasses import asdict
 
@@ -226,29 +234,15 @@ def _audit_folder(folder: Path, **options: Any) -> list[tuple[dict[str, Any], st
     record = read_record(folder)
     if not isinstance(record.algorithm, Algorithm) or not record.algorithm.private:
         raise ConfigError(f"The run in {folder} cannot be audited: it is not private, or has parts that are not recorded.")
+    clients = count_training_clients(folder, record)
     audits = audit_algorithm(
-        record.algorithm, clients=count_training_clients(folder, record), clients_per_round=record.clients_per_round,
-        rounds=record.rounds, **options,
-    )  # fmt: skip
-    return [
-        ({**asdict(each.result), "observer": each.observer, "rounds": each.rounds, "conclusive": each.conclusive}, str(each))
-        for each in audits
-    ]
+        record.algorithm, clients=clients, clients_per_round=record.clients_per_round, rounds=record.rounds, **options
+    )
+    by_observer = [{**asdict(each.result), **_flags(each)} for each in audits]
+    refuted, conclusive = any(each["refuted"] for each in by_observer), all(each["conclusive"] for each in by_observer)
+    whole = {"refuted": refuted, "conclusive": conclusive, "observers": by_observer}
+    return by_observer[0] if len(by_observer) == 1 else whole, "\n".join(map(str, audits))
 
 
-def _audit_sum(
-    noise: float, delta: float, epsilon: float | None, rounds: int, rate: float, runs: int, confidence: float, seed: int
-) -> list[tuple[dict[str, Any], str]]:
-    """The audit of a clipped noisy sum: as values, and in words."""
-    from dataclasses import asdict
-
-    from equipoise.privacy.accounting import epsilon_of
-    from equipoise.privacy.audit import audit as run_audit
-    from equipoise.privacy.audit import gaussian_sum_scores
-
-    claimed = epsilon_of([(noise, rate, rounds)], delta) if epsilon is None else epsilon
-    scores = gaussian_sum_scores(noise_multiplier=noise, sampling_rate=rate, rounds=rounds)
-    result = run_audit(scores, delta=delta, runs=runs, seed=seed, confidence=confidence)
-    refuted = result.exceeds(claimed)
-    verdict = "REFUTED: it leaks more than" if refuted else "not refuted: nothing found beyond"
-    return [({**asdict(result), "claimed": claimed, "refuted": refuted}, f"{result}\n{verdict} ε = {claimed:.4g}.")]
+def _flags(audit: Any) -> dict[str, Any]:
+    return {name: getattr(audit, name) for name in ("observer", "rounds", "conclusive", "refuted")}

@@ -8,16 +8,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from equipoise.cli.output_files import Overwrite, refuse_taken_file
-from equipoise.cli.store_commands import cures_for_shell
+from equipoise.cli.options import AllowHost, Overwrite, Settings, Token, Trust, refuse_taken_file
 from equipoise.core.screen import Screen, say
-
-Token = Annotated[
-    str | None, Option(envvar="EQUIPOISE_TOKEN", metavar="TOKEN", help="The token of the server.", show_envvar=True)
-]
-AllowHost = Annotated[
-    list[str] | None, Option(metavar="NAME", help="A further name of this server; may be given several times.")
-]
 
 
 def serve(
@@ -69,10 +61,10 @@ def watch(
 
 def export(
     folder: Annotated[Path, Argument(metavar="DIR", help="The folder of a finished run.")],
-    trust: Annotated[bool, Option("--trust", help="Trust the code of your own that the run names, from now on.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Write the model of a finished run as ONNX, with its card, into its folder, if it left none: runs of studies do not."""
-    from equipoise.experiment.exported_run import export_run
+    from equipoise.experiment.run_model import export_run
 
     say(*export_run(folder, trust=trust))
 
@@ -81,10 +73,7 @@ def predict(
     folder: Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run on a table.")],
     rows: Annotated[Path, Argument(metavar="ROWS", help="New rows: a CSV or Parquet file. It needs no target.")],
     out: Annotated[Path | None, Option(metavar="FILE", help="Write a CSV file. Default: standard output.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        Option("--set", metavar="KEY=VALUE", help="How to read the CSV file, where it differs from training, e.g. decimal=,"),
-    ] = None,
+    settings: Settings = None,
     member: Annotated[str | None, Option(metavar="NAME", help="Which model of a family, e.g. tail-0.5.")] = None,
     model: Annotated[
         str | None,
@@ -104,7 +93,7 @@ def predict(
         Path | None, Option(metavar="FILE", help="The schema, if RUN has none: that of the app for a federation's run.")
     ] = None,
     overwrite: Overwrite = False,
-    trust: Annotated[bool, Option("--trust", help="Trust the code of your own that the run names, from now on.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Write what a run says about each new row, by the client's own model or the shared one: probabilities, or the number."""
     import io
@@ -119,22 +108,20 @@ def predict(
 
     refuse_taken_file(out, "--out", overwrite=overwrite)
     reading = override({}, settings or ())
-    with cures_for_shell():
-        found = predict_rows(
-            folder, rows, reading=reading, member=member, keep=keep or (), trust=trust, model=model, shared=shared,
-            client=client, schema_file=schema,
-        )  # fmt: skip
+    found = predict_rows(
+        folder, rows, reading=reading, member=member, keep=keep or (), trust=trust, model=model, shared=shared,
+        client=client, schema_file=schema,
+    )  # fmt: skip
     written = io.BytesIO()
     csv.write_csv(found.table, written)
     if found.said:
         say(found.said, err=True)
-    text = written.getvalue().decode()
-    if out is None and sys.stdout.isatty():  # each row is one line, whatever is in its cells
-        say(*map(",".join, reader(io.StringIO(text))))
-    elif out is None:
-        sys.stdout.write(text)
-    else:
+    if out is not None:
         say(f"{write_atomically(out, written.getvalue())}: {found.table.num_rows} rows")
+    elif sys.stdout.isatty():
+        say(*map(",".join, reader(io.StringIO(written.getvalue().decode()))))  # a row is one line, whatever is in its cells
+    else:
+        sys.stdout.write(written.getvalue().decode())
 
 
 def add_to(app: typer.Typer) -> None:

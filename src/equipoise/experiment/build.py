@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from equipoise.errors import ConfigError, EquipoiseError, InvalidData
+from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.experiment import catalog
 from equipoise.experiment.config import RunConfig
 from equipoise.experiment.config_tables import refusals_at
@@ -61,13 +59,10 @@ class PreparedRun:
         from equipoise.train import train
 
         config, options = self.config, self.config.train
-        saving = Checkpoints(checkpoint, every=options.checkpoint_every) if checkpoint is not None else None
         given: dict[str, Any] = {
-            "rounds": options.rounds, "clients_per_round": options.clients_per_round, "seed": options.seed,
-            "engine": options.chosen_engine(), "evaluate_every": options.evaluate_every,
-            "evaluate_clients": options.evaluate_clients, "observers": observers, "progress": progress, "checkpoint": saving,
-            "metrics": config.metrics(), "loss": config.loss(), "error": config.error(),
-            "stop": options.stop,
+            **self._given(), "evaluate_every": options.evaluate_every, "evaluate_clients": options.evaluate_clients,
+            "checkpoint": None if checkpoint is None else Checkpoints(checkpoint, every=options.checkpoint_every),
+            "metrics": config.metrics(), "observers": observers, "progress": progress, "stop": options.stop,
         }  # fmt: skip
         # Sums depend on the number of threads in the last bits, so a run keeps it.
         with threads(options.threads or torch.get_num_threads()):
@@ -86,13 +81,16 @@ class PreparedRun:
         from equipoise.explain import explained
         from equipoise.runs.setup import set_up
 
-        options = self.config.train
-        with threads(options.threads or torch.get_num_threads()):
-            setting = set_up(
-                self.model, self.data, self.algorithm, rounds=options.rounds, clients_per_round=options.clients_per_round,
-                seed=options.seed, loss=self.config.loss(), error=self.config.error(), engine=options.chosen_engine(),
-            )  # fmt: skip
-            return explained(setting)
+        with threads(self.config.train.threads or torch.get_num_threads()):
+            return explained(set_up(self.model, self.data, self.algorithm, **self._given()))
+
+    def _given(self) -> dict[str, Any]:
+        """What the set-up of a run is given besides its parts."""
+        config, options = self.config, self.config.train
+        return {
+            "rounds": options.rounds, "clients_per_round": options.clients_per_round, "seed": options.seed,
+            "loss": config.loss(), "error": config.error(), "engine": options.chosen_engine(),
+        }  # fmt: skip
 
 
 def build(config: RunConfig) -> PreparedRun:
@@ -130,25 +128,12 @@ def make_data(config: RunConfig) -> FederatedData:
     """The data of a configuration; code of the user's own must return a FederatedData."""
     from equipoise.data import FederatedData
 
-    with seeded_torch(config.train.seed), _kinds_as_toml():
+    with seeded_torch(config.train.seed):
         data = config.data.make("data")
     if not isinstance(data, FederatedData):
         fix = "Make one by equipoise.data.from_arrays, from_dict, from_frame or FederatedData."
         raise ConfigError(f"data: {config.data.name} must return a FederatedData, but returned a {type(data).__name__}. {fix}")
     return data
-
-
-@contextmanager
-def _kinds_as_toml() -> Iterator[None]:
-    """Add to a refusal that advises kinds={'zip': 'category'} how a configuration says it."""
-    try:
-        yield
-    except InvalidData as failure:
-        found = re.findall(r"kinds=\{'([^']+)': '([a-z ]+)'", str(failure))
-        if not found:
-            raise
-        said = ", ".join(f'kinds.{name if name.isidentifier() else json.dumps(name)} = "{kind}"' for name, kind in found)
-        raise InvalidData(f"{failure} In [data] of a file: {said}.") from failure
 
 
 def make_model(config: RunConfig, data: FederatedData) -> nn.Module:
@@ -205,28 +190,22 @@ def _vocabulary(data: FederatedData) -> int:
 
 
 def objects_from_data(config: RunConfig, data: FederatedData) -> dict[str, Any]:
-    """What a model takes that no configuration can hold: the schema of a table, and word vectors for `embeddings`."""
+    """What a model takes that no configuration can hold: the schema of a table, and GloVe vectors for `embeddings`."""
     needed = {p.name for p in config.model.part.all_parameters if p.required and p.name not in config.model.parameters}
-    wanted = needed.intersection(OBJECTS_FROM_DATA)
-    if "schema" in wanted and data.schema is None:
-        raise ConfigError(
-            f"model {config.model.name!r} reads the schema of a table, which the data {config.data.name!r} have none of. "
-            "Use it with csv or parquet."
-        )
-    schema = {"schema": data.schema} if "schema" in wanted else {}
-    return schema | (word_vectors(config) if "embeddings" in wanted else {})
+    found: dict[str, Any] = {}
+    for name in needed.intersection(OBJECTS_FROM_DATA):
+        texts = config.data.part.target is catalog.part("data", "clothing").target
+        if (name == "schema" and data.schema is None) or (name == "embeddings" and not texts):
+            fix = "Use it with csv or parquet." if name == "schema" else "Use it with clothing, stackoverflow or sent140."
+            lacking = f"{name}, which the data {config.data.name!r} have not"
+            raise ConfigError(f"model {config.model.name!r} reads {lacking}. {fix}")
+        if name == "embeddings":
+            from equipoise.data import glove
 
-
-def word_vectors(config: RunConfig) -> dict[str, Any]:
-    """GloVe vectors, from the folder of the texts, as `embeddings` of a model."""
-    from equipoise.data import glove
-
-    if config.data.part.target is not catalog.part("data", "clothing").target:
-        raise ConfigError(
-            f"model {config.model.name!r} reads word vectors, which the data {config.data.name!r} have none of. "
-            "Use it with clothing, stackoverflow or sent140."
-        )
-    return {"embeddings": glove(config.data.parameters["folder"]).vectors}
+            found[name] = glove(config.data.parameters["folder"]).vectors
+        else:
+            found[name] = data.schema
+    return found
 
 
 def check_fit(config: RunConfig, model: nn.Module, data: FederatedData) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from equipoise.errors import ConfigError
 from equipoise.experiment import catalog, toml
 from equipoise.experiment.config_tables import override, read_toml, refusals_at, refuse_unknown, section
-from equipoise.experiment.origin import CodeUse, Origin
+from equipoise.experiment.own_code import CodeUse, Origin
 from equipoise.experiment.part_config import NOWHERE, PartConfig, check_part, own_function
 from equipoise.experiment.train_options import TrainOptions, check_train, metric_column
 from equipoise.experiment.values import NONE, check_value, toml_text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,16 +30,14 @@ def _steps(key: str) -> list[str]:
     (['data', 'kinds', 'visit no.'], ['train', 'seed'])
     """
     try:
-        found: Any = parse_toml(f"{key} = 0") if '"' in key else None
+        found: Any = parse_toml(f"{key} = 0") if '"' in key else key
+        steps = []
+        while isinstance(found, dict):
+            ((step, found),) = found.items()
+            steps.append(step)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        return [step.strip() for step in key.split(".")]
-    steps = []
-    while isinstance(found, dict):
-        ((step, found),) = found.items()
-        steps.append(step)
-    return steps
+        steps = []
+    return steps or [step.strip() for step in key.split(".")]
 
 
 def override(table: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -108,3 +107,18 @@ def refusals_at(where: str, known: Iterable[str], name: str) -> Iterator[None]:
         raise ConfigError(f"{where}.{failure.parameter} {failure.rule}, but is {toml_text(failure.value)}.{fix}") from failure
     except IncompatibleParts as failure:
         raise ConfigError(f"{where} ({name}): {failure}") from failure
+
+
+@contextmanager
+def naming_settings(settings: Sequence[str]) -> Iterator[None]:
+    """Add to a refusal of a key or value that a setting of the command line, KEY=VALUE, gave: the setting."""
+    try:
+        yield
+    except ConfigError as failure:
+        for setting in settings:
+            steps = [step.strip() for step in setting.partition("=")[0].split(".")]
+            keys = "|".join(re.escape(".".join(steps[:count])) for count in range(1, len(steps) + 1))
+            whole = re.escape(".".join(steps))
+            if re.search(rf"(?:^|: )(?:(?:{keys}): Unknown key|{whole}(?=[:. ]))", str(failure)):
+                raise ConfigError(f"--set {setting}: {failure}") from failure
+        raise

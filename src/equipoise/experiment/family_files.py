@@ -18,13 +18,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from equipoise.core.files import write_atomically
 from equipoise.core.plain_text import made_of, parse_json
 from equipoise.core.signature import Signature
 from equipoise.errors import ConfigError, EquipoiseError, FileGuard, InvalidData
-from equipoise.experiment.run_files import RunFolder, file_checksum, log_end, model_bytes
+from equipoise.experiment.run_files import RunEnd, RunFolder, log_end, model_bytes
 from equipoise.export import model_card, onnx_files
 from equipoise.export.model_files import about_model, member_name
 
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 FORMAT = "equipoise family 1"
 MANIFEST, MEMBERS = "family.json", "members"
 SINGLE_MANIFEST, SINGLE = "model.json", "model"  # of a run that is no family; the name of its model, and of its knob
-CLIENTS, SAFETENSORS = "clients.parquet", "model.safetensors"
-SERVED = (SAFETENSORS, onnx_files.MODEL, onnx_files.SCORE, "model.card.md", "model.card.json")
 Content = bytes
+CLIENTS, SAFETENSORS = "clients.parquet", "model.safetensors"
+VERSIONS = "versions"  # in the folder of a family: further versions of it, 2, 3, …, each a folder like the first
+SERVED = (SAFETENSORS, onnx_files.MODEL, onnx_files.SCORE, "model.card.md", "model.card.json")
 LARGEST = 4 * 2**20  # bytes of a manifest that is read
 
 
@@ -120,33 +121,27 @@ class FamilyManifest:
 def write_family(family: Family, folder: RunFolder, *, report: bool = True) -> None:
     """Write the members, the manifest and the report of a finished family; the last event of the log comes last."""
     results = list(family.results.values())
-    first = results[0]
-    members, checksums = [], {}
-    before: dict[str, bytes] = {}  # the files of the member before
+    members, tables, files = [], {}, dict[str, bytes]()
     for value, member in family.results.items():
         name = member_name(family.knob, value)
         place = folder.path / MEMBERS / name
-        clients = member.clients.to_parquet(place / CLIENTS, method=member.name, seed=member.seed)
-        checksums[f"{MEMBERS}/{name}/{CLIENTS}"] = file_checksum(clients)
-        files, why = member_files(member, like=before)
-        before = files
-        for file, content in files.items():
-            write_atomically(place / file, content)
-        stored = {file: StoredFile.of(content) for file, content in files.items()}
-        members.append(StoredMember(float(value), member.name, name, stored, why))
-    manifest = manifest_of(family.knob, first, members)
+        tables[f"{MEMBERS}/{name}/{CLIENTS}"] = member.clients.to_parquet(place / CLIENTS, method=member.name, seed=member.seed)
+        files, why = member_files(member, like=files)  # like those of the member before
+        members.append(StoredMember(float(value), member.name, name, _write(files, place), why))
+    manifest = manifest_of(family.knob, results[0], members)
     if report:
         family.report(folder.report)
     write_atomically(folder.path / MANIFEST, manifest.to_bytes())
-    end: dict[str, Any] = {
-        "event": "end", "seconds": sum(r.seconds for r in results), "data": first.data, "error_is_loss": first.error_is_loss,
-        "error_name": first.error_name, "target": first.target, "sha256": checksums,
-    }  # fmt: skip
-    if first.sampled is not None:
-        end["sampled"] = first.sampled
-    if stops := {r.name: asdict(r.history.stopped) for r in results if r.history.stopped is not None}:
-        end["stopped_members"] = stops
-    log_end(folder, end)
+    stops = {each.name: each.history.stopped for each in results if each.history.stopped is not None}
+    seconds = sum(each.seconds for each in results)
+    log_end(folder, RunEnd.of(results[0], tables, seconds=seconds, stopped=None, stopped_members=stops).event())
+
+
+def _write(files: Mapping[str, bytes], place: Path) -> dict[str, StoredFile]:
+    """Write the files of a model into a folder; returns their sizes and checksums."""
+    for file, content in files.items():
+        write_atomically(place / file, content)
+    return {file: StoredFile.of(content) for file, content in files.items()}
 
 
 def manifest_of(knob: str, first: Result, members: Sequence[StoredMember]) -> FamilyManifest:
@@ -158,28 +153,21 @@ def manifest_of(knob: str, first: Result, members: Sequence[StoredMember]) -> Fa
     )  # fmt: skip
 
 
-def write_single(
-    result: Result, folder: RunFolder, *, no_onnx: str | None = None, like: Mapping[str, bytes] | None = None
-) -> Mapping[str, bytes]:
+def write_single(result: Result, folder: RunFolder, *, no_onnx: str | None = None) -> None:
     """Write the model of a run that is no family for other programs: parameters, ONNX, card, and at last model.json.
 
-    `no_onnx` is a reason to leave ONNX out. `like` are the files of a model that differs in parameters alone, which saves the
-    work of tracing the model again. The files that were written are returned.
+    `no_onnx` is a reason to leave ONNX out.
     """
-    files, why = member_files(result, like=like or {}, no_onnx=no_onnx)
-    for file, content in files.items():
-        write_atomically(folder.path / file, content)
-    stored = {file: StoredFile.of(content) for file, content in files.items()}
-    manifest = manifest_of(SINGLE, result, [StoredMember(0.0, result.name, SINGLE, stored, why)])
+    files, why = member_files(result, no_onnx=no_onnx)
+    manifest = manifest_of(SINGLE, result, [StoredMember(0.0, result.name, SINGLE, _write(files, folder.path), why)])
     write_atomically(folder.path / SINGLE_MANIFEST, manifest.to_bytes())
-    return files
 
 
 def member_files(
-    member: Result, *, like: Mapping[str, bytes], no_onnx: str | None = None
+    member: Result, *, like: Mapping[str, bytes] | None = None, no_onnx: str | None = None
 ) -> tuple[dict[str, bytes], str | None]:
     """The files of a model by name, and why ONNX is missing among them, if it is; `like` are those of a model of its class."""
-    files, why = {SAFETENSORS: model_bytes(member)}, no_onnx or _why_no_onnx(member)
+    files, why, like = {SAFETENSORS: model_bytes(member)}, no_onnx or _why_no_onnx(member), like or {}
     if why is None and member.signature is not None and member.task is not None:
         try:
             model = member.model.cpu().eval()
@@ -212,8 +200,3 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> FamilyManifest:
         return FamilyManifest.of_bytes(path.read_bytes(), str(path))
     except OSError as failure:
         raise ConfigError(f"{path} cannot be read: {failure.strerror}.") from failure
-
-
-def knob_section(family: Family) -> Mapping[str, Any]:
-    """The section [family] of a configuration for a family that was made in Python."""
-    return {f"{family.knob}s": [float(value) for value in family.values]}

@@ -1,60 +1,47 @@
-"""A run's folder: config.toml, rounds.jsonl, checkpoint/state.safetensors, clients.parquet, model.safetensors, report.html.
-
-Where clients have models of their own there is personal.npy, too: one row of parameters for each training client, in order. If
-only a sample of them was evaluated, personal.ids.json names all of them.
-Where the data are a table there is schema.json: how each column was encoded. A private run has ledger.jsonl: every release,
-written down before it was made.
-
-The log of rounds grows line by line; every other file appears whole or not at all. The event "end" is written to the log after
-all other files: a run without it can be resumed.
-"""
+"""Runs in folders: claimed, trained, gone on with, given more rounds, and read again as records for reports."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import shlex
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.core.files import is_unfinished, locked, remove_unfinished, write_atomically
-from equipoise.core.plain_text import made_of, parse_json, typed
-from equipoise.core.words import counted
+from equipoise.core.plain_text import made_of, parse_json
 from equipoise.errors import ConfigError, EquipoiseError, FileGuard
-from equipoise.experiment.family_files import MANIFEST, write_family, write_single
-from equipoise.experiment.run_files import ORDER, RunFolder, refuse_damaged_files, write_outcome
+from equipoise.experiment import toml
+from equipoise.experiment.config_tables import read_toml
+from equipoise.experiment.family_files import CLIENTS, MANIFEST, MEMBERS, read_manifest, write_family, write_single
+from equipoise.experiment.run_files import ORDER, RunEnd, RunFolder, refuse_damaged_files, write_outcome
+from equipoise.types import Observer, RoundReport
 
 if TYPE_CHECKING:
     from equipoise.experiment.build import PreparedRun
     from equipoise.experiment.config import RunConfig
-    from equipoise.observers import EvaluationPoint
+    from equipoise.observers import History, Run
     from equipoise.result import Result
     from equipoise.run_record import RunRecord
     from equipoise.runs.family import Family
-    from equipoise.types import Observer
 
-
-_END: dict[str, Any] = {  # what the last event of a log holds
-    "seconds": float, "data": str, "error_is_loss": bool, "error_name": str, "target": str, "data_version": str,
-    "sha256": dict[str, str], "sampled": dict[str, tuple[int, int]], "privacy": dict[str, Any],
-    "stopped_members": dict[str, Any],
-}  # fmt: skip
-IN_STUDY = "runs of a study leave none, because writing them takes seconds. For one run: equipoise export DIR"
+ROUNDS = "train.rounds"  # the one setting that a run which goes on may change
 
 
 def resume_command(path: Path) -> str:
     """The command that goes on with the run of a folder; that of a federation begins with its operator's folder."""
-    from equipoise.experiment.config_tables import read_toml
     from equipoise.experiment.recorded import FEDERATION
 
     if FEDERATION in read_toml(RunFolder(path).config):
         return "give the same `equipoise flower run` again, in the folder of the federation's operator"
     return f"equipoise run --resume {shlex.quote(str(path))}"
+
+
+# ---------------------------------------------------------------------------------------------------- folders for new runs
 
 
 def refuse_taken(path: Path) -> None:
@@ -64,8 +51,7 @@ def refuse_taken(path: Path) -> None:
     except OSError as failure:
         raise ConfigError(f"{path} cannot be used for a run: {failure.strerror}. Name another folder: --out DIR.") from failure
     if taken and RunFolder(path).config.exists() and not RunFolder(path).finished:
-        other = "or name another folder: --out DIR."
-        raise ConfigError(f"{path} holds a run that has not ended. Go on with it: {resume_command(path)}, {other}")
+        raise ConfigError(f"{path} holds a run that has not ended. Go on with it: {resume_command(path)}, or give --out DIR.")
     if taken:
         what = "is a file" if path.is_file() else "is not empty"
         raise ConfigError(f"{path} {what}, and a run never overwrites another. Name a new folder: --out DIR.")
@@ -90,6 +76,13 @@ def claim(path: str | Path) -> RunFolder:
     return RunFolder(path)
 
 
+def free_folder(config_path: Path, config: RunConfig) -> Path:
+    """runs/<name of the configuration>-<seed>, with -2, -3, … added if that is taken."""
+    first = Path("runs") / f"{config_path.stem}-{config.train.seed}"
+    others = (first.with_name(f"{first.name}-{count}") for count in itertools.count(2))
+    return next(folder for folder in itertools.chain([first], others) if not folder.exists())
+
+
 def refuse_full_disk(folder: RunFolder, experiment: PreparedRun) -> None:
     """Refuse a disk without room for the model, a checkpoint with optimiser state twice, and the report."""
     parameters = sum(p.nbytes for p in experiment.model.parameters())
@@ -105,11 +98,7 @@ def refuse_full_disk(folder: RunFolder, experiment: PreparedRun) -> None:
         )
 
 
-def free_folder(config_path: Path, config: RunConfig) -> Path:
-    """runs/<name of the configuration>-<seed>, with -2, -3, … added if that is taken."""
-    first = Path("runs") / f"{config_path.stem}-{config.train.seed}"
-    others = (first.with_name(f"{first.name}-{count}") for count in itertools.count(2))
-    return next(folder for folder in itertools.chain([first], others) if not folder.exists())
+# ---------------------------------------------------------------------------------------------------------- runs that go on
 
 
 def to_resume(path: Path, *, more: bool = False) -> RunFolder:
@@ -121,6 +110,50 @@ def to_resume(path: Path, *, more: bool = False) -> RunFolder:
         fix = "More rounds: add --set train.rounds=N."
         raise ConfigError(f"The run in {path} has ended; there is nothing to resume. Its report is {folder.report}. {fix}")
     return folder
+
+
+def refuse_other_settings(settings: Sequence[str]) -> None:
+    """Refuse settings of a run that goes on, other than its number of rounds."""
+    if any(setting.partition("=")[0].strip() != ROUNDS for setting in settings):
+        how = f"equipoise run --resume DIR --set {ROUNDS}=200"
+        raise ConfigError(f"--resume takes all it needs from its folder; --set can only change {ROUNDS} there: {how}")
+
+
+class MoreRounds(Observer):
+    """Writes the new number of rounds into the folder of a run, once its checkpoint has been accepted.
+
+    Cohorts and batches depend on the seed and the round alone: a run of 100 rounds that goes on to 200 ends as a run of 200
+    rounds does, bit for bit. A private run is refused: its noise is made for its number of rounds. The log of rounds has lost
+    its end by then: whatever happens next, the folder holds a run that can go on.
+    """
+
+    def __init__(self, folder: RunFolder, config: RunConfig) -> None:
+        before, after = read_toml(folder.config)["train"]["rounds"], config.train.rounds
+        self.folder, self.rounds = folder, after
+        if after == before and not folder.finished:  # the same command goes on after Ctrl-C
+            return
+        if after <= before:
+            raise ConfigError(f"{ROUNDS} must be more than the {before} rounds of the run in {folder.path}, but is {after}.")
+        if config.algorithm().private:
+            raise ConfigError(
+                f"The run in {folder.path} is private, and its noise and its ε are made for {before} rounds, not for {after}. "
+                "Start another run with as many rounds; on the same data its ε adds to that of this one."
+            )
+        order = folder.path.parent / ORDER
+        if order.exists() and folder.path.resolve().name in order.read_text(encoding="utf-8").splitlines():
+            fix = f"Run the study in another folder: equipoise compare STUDY.toml --set {ROUNDS}={after} --out DIR"
+            raise ConfigError(f"{folder.path} is a run of a study, whose runs all have {before} rounds. {fix}")
+        if folder.finished and not folder.checkpoint.exists():
+            raise ConfigError(
+                f"{folder.path} has no checkpoint any more, so that its run cannot go on. Run it anew: --out DIR."
+            )
+
+    def on_start(self, run: Run) -> None:
+        """The run goes on."""
+        table = read_toml(self.folder.config)
+        if table["train"]["rounds"] != self.rounds:  # a family begins once for each member
+            table["train"]["rounds"] = self.rounds
+            write_atomically(self.folder.config, toml.dumps(table).encode())
 
 
 def run(
@@ -145,11 +178,10 @@ def run(
     try:
         if experiment.data.schema is not None:
             experiment.data.schema.save(folder.schema)
-        lock = folder.path / ".lock"
-        with locked(lock, wait=False):  # two processes would spoil the log
+        with locked(folder.lock, wait=False):  # two processes would spoil the log
             remove_unfinished(folder.path, "*", below=True)
             result = _run(experiment, folder, [JsonLines(folder.rounds), *observers], progress, report)
-            lock.unlink(missing_ok=True)
+            folder.lock.unlink(missing_ok=True)
     except (KeyboardInterrupt, OSError) as failure:  # the disk is full, say
         failure.add_note(f"Go on later: {again or f'equipoise run --resume {shlex.quote(str(folder.path))}'}")
         raise
@@ -160,6 +192,7 @@ def _run(
     experiment: PreparedRun, folder: RunFolder, observers: Sequence[Observer], progress: bool | None, report: bool
 ) -> Result | Family:
     """Train, and write what the run leaves; the last event of the log comes last."""
+    from equipoise.experiment.saved_run import IN_STUDY
     from equipoise.result import Result
 
     try:
@@ -178,16 +211,13 @@ def _run(
         if folder.rounds.exists() and not folder.finished:  # else nothing was begun: the run that has ended stays as it is
             failure.add_note(f"What was logged is in {folder.rounds}.")
             if (saved := vars(failure).get("saved_round")) is not None:
-                failure.add_note(f"The checkpoint holds the run after {counted(saved, 'round')}.")
-            log_stop(folder, "Stopped by Ctrl-C." if isinstance(failure, KeyboardInterrupt) else str(failure))
+                failure.add_note(f"Rounds in the checkpoint: {saved}.")
+            folder.log_stop("Stopped by Ctrl-C." if isinstance(failure, KeyboardInterrupt) else str(failure))
         raise
     return result
 
 
-def log_stop(folder: RunFolder, why: str) -> None:
-    """Write to the log why a run stopped, for those who watch it; a run that goes on writes the log anew up to there."""
-    with suppress(OSError), folder.rounds.open("a", encoding="utf-8") as log:
-        log.write(json.dumps({"event": "stopped", "why": why}) + "\n")
+# ----------------------------------------------------------------------------------------------------------------- records
 
 
 def read_record(path: str | Path) -> RunRecord:
@@ -201,29 +231,66 @@ def read_record(path: str | Path) -> RunRecord:
 def read_records(path: str | Path) -> list[RunRecord]:
     """The record of a finished run, read from its folder; of a family, one for each member. A damaged folder is refused."""
     with FileGuard(path, ConfigError, cure="Run it anew in another folder."):
-        return _read_records(path)
+        return _read_records(RunFolder(Path(path)))
 
 
-def _read_records(path: str | Path) -> list[RunRecord]:
+def _read_records(folder: RunFolder) -> list[RunRecord]:
     from equipoise.client_table import ClientTable
-    from equipoise.experiment.config_tables import read_toml
+    from equipoise.data.schema import Schema
     from equipoise.experiment.recorded import read_config
-    from equipoise.observers import History
     from equipoise.privacy.accounting import Spent
     from equipoise.privacy.observer_table import PrivacyTable
     from equipoise.run_record import RunRecord
-    from equipoise.runs.stopping import Stopped
-    from equipoise.types import RoundReport
 
-    folder = RunFolder(Path(path))
+    path = folder.path
     if not folder.config.exists():
         raise ConfigError(f"{path} is not the folder of a run: it has no config.toml.")
-    end = folder.last_event()
-    if end.get("event") != "end":
-        raise ConfigError(f"The run in {path} has not ended. Go on with it: {resume_command(Path(path))}")
-    config = read_config(folder.config)
-    name, histories = config.train.name or folder.path.resolve().name, {"": History()}
-    is_family = (folder.path / MANIFEST).exists()
+    if not folder.finished:
+        raise ConfigError(f"The run in {path} has not ended. Go on with it: {resume_command(path)}")
+    config, end = read_config(folder.config), made_of(RunEnd, folder.last_event())
+    refuse_damaged_files(folder, end.sha256)
+    name = config.train.name or path.resolve().name
+    costs = {key: float("inf") if value is None else value for key, value in (end.privacy or {}).items()}
+    spent: Spent | None = made_of(Spent, costs) if costs else None
+    histories = _read_histories(folder, end, name)
+    rounds = spent.rounds if spent is not None else config.train.rounds  # a budget may have ended the run before the last
+    for history in histories.values():
+        done = history.stopped.rounds if history.stopped is not None else rounds
+        if len(history.rounds) != done or any(report.round != number for number, report in enumerate(history.rounds)):
+            raise ConfigError(f"{folder.rounds} does not hold each of the {done} rounds once: the log is damaged.")
+    first = next(iter(histories.values()))
+    described = json.dumps(read_toml(folder.config).get("data", {}), sort_keys=True, default=str)  # also the seed of the data
+
+    def record(clients: ClientTable) -> RunRecord:
+        return RunRecord(
+            name=name, algorithm=config.algorithm(), seed=config.train.seed, clients=clients, history=first,
+            rounds=first.stopped.rounds if first.stopped is not None else rounds,
+            clients_per_round=config.train.clients_per_round, epsilon=spent,
+            privacy=None if end.observers is None else PrivacyTable.of_plain(end.observers),
+            sampled=end.sampled, seconds=end.seconds, data=end.data, error_is_loss=end.error_is_loss,
+            data_version=end.data_version or described, error_name=end.error_name, target=end.target,
+            inputs=Schema.load(folder.schema).inputs if folder.schema.is_file() else (),
+        )  # fmt: skip
+
+    if not (path / MANIFEST).exists():
+        return [record(ClientTable.from_parquet(folder.clients))]
+    members = read_manifest(path).members
+    tables = [ClientTable.from_parquet(path / MEMBERS / member.folder / CLIENTS) for member in members]
+    whole, records = record(tables[0]), []
+    for member, clients, algorithm in zip(members, tables, _member_algorithms(path, whole), strict=True):
+        if not histories.keys() & {member.name, ""}:
+            raise ConfigError(f"{path} is damaged: its log says nothing of {member.name}.")
+        history = histories.get(member.name, first)
+        own: dict[str, Any] = {"name": member.name, "algorithm": algorithm, "clients": clients, "history": history}
+        records.append(replace(whole, **own, seconds=whole.seconds / len(members), rounds=len(history.rounds)))
+    return records
+
+
+def _read_histories(folder: RunFolder, end: RunEnd, name: str) -> dict[str, History]:
+    """The history of a run by the name "", or those of the members of a family by their names."""
+    from equipoise.observers import EvaluationPoint, History
+
+    histories = {"": History(stopped=end.stopped)}
     for line in folder.rounds.read_text(encoding="utf-8").splitlines():
         event = parse_json(line)
         kind = event.pop("event")
@@ -231,57 +298,48 @@ def _read_records(path: str | Path) -> list[RunRecord]:
         if kind == "round":
             history.rounds.append(made_of(RoundReport, {"run": name, **_numbers(event)}))
         elif kind == "evaluation":
-            history.points.append(evaluation_point(event))
-    end = typed(end, {key: kind for key, kind in _END.items() if key in end})
-    refuse_damaged_files(folder, end.get("sha256", {}))
-    clients = ClientTable((), (), *no_rows()) if is_family else ClientTable.from_parquet(folder.clients)
-    costs: dict[str, Any] = {name: float("inf") if value is None else value for name, value in end.get("privacy", {}).items()}
-    spent = made_of(Spent, costs) if costs else None
-    if "stopped" in end:
-        history.stopped = made_of(Stopped, end["stopped"])
-    table = PrivacyTable.of_plain(end["observers"]) if "observers" in end else None
-    rounds = spent.rounds if spent is not None else config.train.rounds  # a budget may have ended the run before the last
-    for member, stop in end.get("stopped_members", {}).items():
-        histories.setdefault(member, History()).stopped = made_of(Stopped, stop)
+            splits = {split: _numbers(figures) for split, figures in event["splits"].items()}
+            history.points.append(made_of(EvaluationPoint, event | {"splits": splits}))
+    for member, stopped in end.stopped_members.items():
+        histories.setdefault(member, History()).stopped = stopped
     if len(histories) > 1 and not histories[""].rounds:
         del histories[""]
-    for history in histories.values():
-        done = history.stopped.rounds if history.stopped is not None else rounds
-        if len(history.rounds) != done or any(report.round != number for number, report in enumerate(history.rounds)):
-            raise ConfigError(f"{folder.rounds} does not hold each of the {done} rounds once: the log is damaged.")
-    first = next(iter(histories.values()))
-    rounds = first.stopped.rounds if first.stopped is not None else rounds
-    from equipoise.data.schema import Schema
-
-    described = json.dumps(read_toml(folder.config).get("data", {}), sort_keys=True, default=str)  # also the seed of the data
-    record = RunRecord(
-        name=name, algorithm=config.algorithm(), seed=config.train.seed, clients=clients, rounds=rounds,
-        history=first, clients_per_round=config.train.clients_per_round, epsilon=spent, privacy=table,
-        sampled=end.get("sampled"), seconds=end["seconds"], data=end["data"], error_is_loss=end["error_is_loss"],
-        data_version=end.get("data_version") or described, error_name=end.get("error_name", ""), target=end.get("target", ""),
-        inputs=Schema.load(folder.schema).inputs if folder.schema.is_file() else (),
-    )  # fmt: skip
-    if not is_family:
-        return [record]
-    from equipoise.experiment.family_records import member_records
-
-    return member_records(folder.path, record, histories)
+    return histories
 
 
-def evaluation_point(event: dict[str, Any]) -> EvaluationPoint:
-    """An evaluation as the log holds it."""
-    from equipoise.observers import EvaluationPoint
-
-    point: EvaluationPoint = made_of(EvaluationPoint, event | {"splits": {s: _numbers(f) for s, f in event["splits"].items()}})
-    return point
+def _numbers(figures: dict[str, Any]) -> dict[str, Any]:
+    """The fields with NaN in place of JSON's null, except for fields that may be None."""
+    optional = {each.name for each in fields(RoundReport) if "None" in str(each.type)}
+    return {name: float("nan") if value is None and name not in optional else value for name, value in figures.items()}
 
 
-def no_rows() -> tuple[Any, ...]:
-    """The columns of a table of clients without rows, after the names."""
-    import torch
+def _member_algorithms(path: Path, whole: RunRecord) -> list[Any]:
+    """The algorithm of each member of a family: that of the folder, with the member's risk."""
+    from equipoise.algorithm import Algorithm
+    from equipoise.experiment.recorded import RecordedPart
+    from equipoise.runs.family import KNOBS, family_members
 
-    kinds = (torch.bool, torch.int64, torch.float64, torch.float64)
-    return tuple(torch.zeros(0, dtype=kind) for kind in kinds)
+    manifest = read_manifest(path)
+    values, base = [member.value for member in manifest.members], whole.algorithm
+    kind = KNOBS[manifest.knob]
+    if isinstance(base, Algorithm):
+        risk = base.risk if isinstance(base.risk, kind) else Algorithm().risk
+        return list(family_members(replace(base, risk=risk), {manifest.knob: values})[1].values())
+    recorded: Any = base
+    return [replace(recorded, risk=RecordedPart(f"{kind.__name__}({manifest.knob}={value!r})")) for value in values]
+
+
+def family_knob(path: Path, records: Sequence[RunRecord]) -> dict[str, Any] | None:
+    """The numbers of the knob of a family's folder, given the records of its members; None for any other folder."""
+    from equipoise.report.data.knob import MemberClients, knob_data
+
+    if not (path / MANIFEST).exists():
+        return None
+    manifest = read_manifest(path)
+    pairs = zip(manifest.members, records, strict=True)
+    members = [MemberClients(member.value, member.name, record.clients) for member, record in pairs]
+    private = any(record.algorithm.privacy is not None for record in records)
+    return knob_data(manifest.knob, members, manifest.judged_on, error_is_loss=manifest.error_is_loss, private=private)
 
 
 def count_training_clients(path: str | Path, record: RunRecord) -> int:
@@ -295,33 +353,16 @@ def count_training_clients(path: str | Path, record: RunRecord) -> int:
 
 
 def finished_runs(folders: Iterable[Path]) -> list[Path]:
-    """The folders of finished runs: a run's own folder, or all that lie in the folder of a study."""
+    """The folders of finished runs: a run's own folder, or all that lie in the folder of a study, in its order."""
     runs: list[Path] = []
     for path in folders:
         if RunFolder(path).config.exists():
             runs.append(path)
             continue
-        inside = _runs_of_study(path) if path.is_dir() else []
-        ended = [p for p in inside if RunFolder(p).finished]
+        ended = [each.parent for each in sorted(path.glob("*/config.toml")) if RunFolder(each.parent).finished]
         if not ended:
             raise ConfigError(f"{path} holds no finished run. Name the folders that equipoise run or compare has made.")
-        runs += ended
+        file = path / ORDER
+        order = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []  # its first method is the baseline
+        runs += sorted(ended, key=lambda each: order.index(each.name) if each.name in order else len(order))
     return list(dict.fromkeys(runs))
-
-
-def _runs_of_study(path: Path) -> list[Path]:
-    """The folders of the runs of a study, in the order of the study: its first method is the baseline of reports."""
-    inside = sorted(p.parent for p in path.glob("*/config.toml"))
-    try:
-        order = (path / ORDER).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return inside
-    return sorted(inside, key=lambda p: order.index(p.name) if p.name in order else len(order))
-
-
-def _numbers(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields with NaN in place of JSON's null, except for fields that may be None."""
-    from equipoise.types import RoundReport
-
-    optional = {each.name for each in dataclasses.fields(RoundReport) if "None" in str(each.type)}
-    return {name: float("nan") if value is None and name not in optional else value for name, value in fields.items()}

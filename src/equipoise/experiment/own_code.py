@@ -11,6 +11,7 @@ compiled file (`__pycache__`) is read, and no file there hides a module of Pytho
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,8 +26,9 @@ from importlib.util import decode_source, spec_from_loader
 from keyword import iskeyword
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
+from equipoise.core.plain_text import made_of
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.experiment.catalog import CatalogPart, Entry, own_signature
 from equipoise.experiment.trusted_code import INIT, CodeFolder, extend_list, trusted_pairs
@@ -125,13 +127,11 @@ def _attribute(folder: CodeFolder, module: str, attribute: str, where: str) -> A
 
 def recorded_folders(table: Mapping[str, Any]) -> Recorded:
     """The folders in the section [code] of a configuration that a run has written; packages there are only named."""
-    section = table.get("code", {})
-    good = isinstance(section, Mapping) and all(
-        isinstance(entry, str) or (isinstance(entry, Mapping) and all(isinstance(v, str) for v in entry.values()))
-        for entry in section.values()
-    )
-    if not good:
-        raise ConfigError("[code] must hold folders with SHA-256 by file, as a run writes it. Leave it out, or do not edit it.")
+    try:
+        section = made_of(dict[str, str | dict[str, str]], table.get("code", {}), strict=True)
+    except ValueError as failure:
+        fix = "Leave it out, or do not edit it."
+        raise ConfigError(f"[code] must hold folders with SHA-256 by file, as a run writes it. {fix}") from failure
     folders = {path: entry for path, entry in section.items() if isinstance(entry, Mapping)}
     if relative := next((path for path in folders if not Path(path).is_absolute()), None):
         raise ConfigError(f"[code] must name folders by their absolute path, but has {relative!r}. Begin a new run.")
@@ -152,27 +152,34 @@ def split_import_path(import_path: str, where: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class SourceFile:
-    """The source of one module, as it was read and hashed."""
+class CheckedLoader(ExecutionLoader):
+    """Runs the source of one module as it was read and hashed, and reads nothing else."""
 
     path: Path
     content: bytes
 
-    @property
-    def is_package(self) -> bool:
+    def is_package(self, fullname: str) -> bool:
         """Whether the file is that of a package."""
         return self.path.name == INIT
+
+    def get_filename(self, fullname: str) -> str:
+        """The path of the file, for `__file__` and tracebacks."""
+        return str(self.path)
+
+    def get_source(self, fullname: str) -> str:
+        """The source that was checked."""
+        return decode_source(self.content)
 
 
 class CheckedSources(MetaPathFinder):
     """Finds modules in the folders that were admitted; Python asks it before it looks at the disk."""
 
     def __init__(self) -> None:
-        self.files: dict[str, SourceFile] = {}  # by module
+        self.files: dict[str, CheckedLoader] = {}  # by module
 
     def admit(self, folder: CodeFolder) -> None:
         """Take the modules of a folder. If one runs with another source, or from another folder, it is forgotten."""
-        new = {name: SourceFile(folder.path / file, folder.sources[file]) for name, file in folder.modules.items()}
+        new = {name: CheckedLoader(folder.path / file, folder.sources[file]) for name, file in folder.modules.items()}
         there = {name for name, file in self.files.items() if file.path.is_relative_to(folder.path)}
         if {name: self.files[name] for name in there} != new:
             for name in there | (self.files.keys() & new.keys()):
@@ -190,10 +197,10 @@ class CheckedSources(MetaPathFinder):
             return None
         if file is None:
             raise ModuleNotFoundError(f"{self.files[package].path.parent} has no source of {name!r}", name=name)
-        spec = spec_from_loader(name, CheckedLoader(file), origin=str(file.path), is_package=file.is_package)
+        spec = spec_from_loader(name, file, origin=str(file.path), is_package=file.is_package(name))
         if spec is not None:
             spec.has_location = True  # the module has a __file__
-            if file.is_package:
+            if file.is_package(name):
                 spec.submodule_search_locations = [str(file.path.parent)]
         return spec
 
@@ -204,25 +211,6 @@ class CheckedSources(MetaPathFinder):
         return top in sys.stdlib_module_names or (
             origin is not None and Path(origin).resolve() != self.files[top].path.resolve()
         )
-
-
-class CheckedLoader(ExecutionLoader):
-    """Runs the source that was checked, and reads nothing else."""
-
-    def __init__(self, file: SourceFile) -> None:
-        self.file = file
-
-    def is_package(self, fullname: str) -> bool:
-        """Whether the module is a package."""
-        return self.file.is_package
-
-    def get_filename(self, fullname: str) -> str:
-        """The path of the file, for `__file__` and tracebacks."""
-        return str(self.file.path)
-
-    def get_source(self, fullname: str) -> str:
-        """The source that was checked."""
-        return decode_source(self.file.content)
 
 
 _CHECKED = CheckedSources()
@@ -251,3 +239,46 @@ def own_failures(where: str, import_path: str) -> Iterator[None]:
         lines = [f"{s.filename}, line {s.lineno}" for s in traceback.extract_tb(failure.__traceback__) if s.filename in own]
         place = f" ({lines[-1]})" if lines else ""
         raise ConfigError(f"{where}: {import_path} failed: {type(failure).__name__}: {failure}{place}") from failure
+
+
+# ----------------------------------------------------------------------------------------- where a configuration was read
+
+# "never" for reports and listings; "run" for a configuration that the user runs; "resume" for the folder of a run.
+CodeUse = Literal["never", "run", "resume"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The folder of a configuration, if it has one, and its code, if that may run."""
+
+    folder: Path | None = None
+    code: OwnCode | None = None
+
+    @classmethod
+    def of(cls, path: str | Path, table: Mapping[str, Any], code: CodeUse, *, trust: bool = False) -> Origin:
+        """The origin of the tables of a file.
+
+        A configuration that the user runs may name code beside it, which the user trusts thereby. One that a run has written
+        (it has a section [code], or lies in the folder of a run) may name only the recorded files, if they are trusted.
+        """
+        folder = Path(os.path.abspath(path)).parent
+        if code == "never":
+            return cls(folder)
+        left_by_run = any((folder / name).exists() for name in ("rounds.jsonl", "checkpoint/state.safetensors"))
+        by_a_run = code == "resume" or "code" in table or left_by_run
+        return cls(folder, OwnCode(folder, recorded_folders(table) if by_a_run else None, trust=trust))
+
+    def path(self, text: str) -> str:
+        """A path of the configuration, absolute.
+
+        A relative path starts from the folder of the configuration. If nothing is there, but something is there from the
+        working directory, it is that.
+        """
+        if self.folder is None:
+            return text
+        try:
+            given = Path(text).expanduser()
+            beside, here = self.folder / given, Path.cwd() / given
+            return os.path.abspath(here if here.exists() and not beside.exists() else beside)
+        except (OSError, ValueError, RuntimeError):  # no such user, a name too long, a NUL: the reader of the file refuses it
+            return text

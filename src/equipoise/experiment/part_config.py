@@ -10,8 +10,7 @@ from typing import Any
 from equipoise.errors import ConfigError
 from equipoise.experiment import catalog
 from equipoise.experiment.config_tables import refusals_at, refuse_unknown
-from equipoise.experiment.origin import Origin
-from equipoise.experiment.own_code import own_failures
+from equipoise.experiment.own_code import Origin, own_failures
 from equipoise.experiment.values import NONE, check_value, toml_text
 
 FROM_DATA = ("features", "classes", "vocabulary")  # of a model: read from the data unless given

@@ -9,20 +9,12 @@ from equipoise.core.memory import own_memory
 from equipoise.engines.cluster.cost_measurement import MeasuredRound, measure_exchange, measure_round
 from equipoise.engines.cluster.packing import pack
 from equipoise.engines.cluster.ray_engine import Ray, RayEngine
-from equipoise.engines.cluster.round_costs import Cluster, ExchangeCosts, Limit, RoundEstimate, estimate_round
+from equipoise.engines.cluster.round_costs import Cluster, ExchangeCosts, RoundEstimate, estimate_round
 from equipoise.rounds.drivers import play
 from equipoise.runs.setup import set_up
 
 if TYPE_CHECKING:
     from equipoise.experiment.build import PreparedRun
-
-ADVICE: dict[Limit, str] = {
-    "local work": "More or faster workers shorten the round.",
-    "calls": "Fewer and larger workers shorten the round, for example with several CPUs each; so do larger cohorts.",
-    "traffic": "A faster network, a smaller model (adapters), or an aggregator that adds up updates shortens the round.",
-    "driver": "What the driver does itself takes longest: a smaller cohort, or a faster core for the driver.",
-    "too few pieces": "There are fewer pieces of work than workers: use fewer workers, or larger cohorts.",
-}
 
 
 @dataclass(frozen=True)
@@ -52,19 +44,17 @@ class RunPlan:
             "traffic": sum(phase.traffic for phase in phases),
             "driver": found.driver,
         }
-        kinds = ", ".join(f"{phase.name} in {phase.pieces} pieces for {phase.busy} workers" for phase in phases)
         out, back = sum(phase.bytes_out for phase in phases), sum(phase.bytes_in for phase in phases)
-        limit = found.limit(cluster)
         return [
             f"Measured here, one worker: {_seconds(self.measured.seconds)} a round (by the formula {_seconds(here.seconds)}).",
             f"Estimated for {cluster.nodes} nodes × {cluster.workers_per_node} workers: {_seconds(found.seconds)} a round, "
             f"{here.seconds / found.seconds:.1f} times as fast as one worker here.",
-            f"  {kinds}",
+            *(f"  {phase.name}: {phase.pieces} pieces for {phase.busy} workers" for phase in phases),
             "  " + ", ".join(f"{name} {_seconds(value)}" for name, value in parts.items()),
             f"Traffic of the driver in a round: {_bytes(out)} out, {_bytes(back)} in.",
             f"Memory: {_bytes(node)} on a node ({_bytes(self.data_bytes)} of data, {_bytes(self.worker_bytes)} a worker), "
             f"{_bytes(self.driver_bytes)} at the driver.",
-            f"What limits: {limit}. {ADVICE[limit]}",
+            f"What limits: {found.limit(cluster)}.",
             *self.notes,
         ]
 
@@ -78,10 +68,7 @@ def plan_run(
     options, notes = experiment.config.train, []
     on_gpu = gpus_per_node > 0 and torch.cuda.is_available()
     if gpus_per_node and not on_gpu:
-        notes.append(
-            "This machine has no GPU: each worker is taken as one core of this machine"
-            + (f" times {faster:g}." if faster != 1.0 else ". Give --faster for how many times as fast a GPU is.")
-        )
+        notes.append(f"This machine has no GPU: a worker is taken as one core here, times {faster:g} (--faster).")
     if nodes > 1 or gpus_per_node > 1:
         notes.append("Several machines and several GPUs are estimated, not measured.")
     engine = Ray("local", workers=2, device="cuda") if on_gpu else Ray("local", workers=2)

@@ -11,10 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from equipoise.core.words import counted
 from equipoise.data.client_predictions import predict_by_client
 from equipoise.data.csv_reading import CSV_DEFAULTS
-from equipoise.data.near_names import same_but_for_writing
 from equipoise.data.new_rows import read_columns, read_rows
 from equipoise.data.row_predictions import predicted_columns
 from equipoise.data.schema import Schema
@@ -23,8 +21,7 @@ from equipoise.errors import ConfigError, unknown_name
 from equipoise.experiment.config_tables import read_toml
 from equipoise.experiment.recorded import FEDERATION
 from equipoise.experiment.run_files import RunFolder
-from equipoise.experiment.run_model import TABULAR, model_file, trained_model
-from equipoise.experiment.saved_personal_models import SavedPersonalModels, own_models_of, without_stored_models
+from equipoise.experiment.run_model import TABULAR, model_file, own_models_of, trained_model, without_stored_models
 
 
 @dataclass(frozen=True)
@@ -76,15 +73,21 @@ def predict_rows(
         raise ConfigError(f"--client {client}: {rows} has no such column. {unknown_name('column', client, found.column_names)}")
     own = own_models_of(folder, trained) if folder.personal.is_file() and not shared else None
     if own is not None and not named:
-        raise ConfigError(
-            f"The run in {path} has own models of {counted(len(own), 'client')}, but its files do not say which column names "
-            "the client. Write --client COLUMN, or --shared to use the shared model for all rows."
-        )
+        fix = "Write --client COLUMN, or --shared to use the shared model for all rows."
+        raise ConfigError(f"The run in {path} has clients' own models, but does not say which column names the client. {fix}")
     inputs = schema.transform(found, str(rows))
     if own is not None and named in found.column_names and found.num_rows:
-        answer, said = _by_client(own, trained, inputs, schema, TableColumn.of(found, named, str(rows)))
+        by_client = predict_by_client(own.model, own, trained, inputs, schema, TableColumn.of(found, named, str(rows)))
+        answer, done, others = by_client.columns, int(by_client.by_own.sum()), by_client.others
+        unknown = (
+            f"clients without an own model: {shown_names(others) or 'none'}; rows without a client: {by_client.without_client}"
+        )
+        said = f"Rows by the clients' own models: {done} (clients: {len(by_client.served)}); by the shared model: "
+        said += f"{found.num_rows - done} ({unknown}). {own.worse}".rstrip()
     else:
-        answer, said = predicted_columns(trained, inputs, schema.target), _by_shared(folder, rows, own, named, shared=shared)
+        answer = predicted_columns(trained, inputs, schema.target)
+        why = f"--shared, or no column {named!r} in {rows}" if folder.personal.is_file() else without_stored_models(folder)
+        said = f"All rows by the shared model: {why}" if why else ""
     return PredictedRows(_joined(_kept_columns(rows, options, keep, found.column_names), answer, trained), said)
 
 
@@ -93,34 +96,6 @@ def _client_column(table: Mapping[str, Any], schema: Schema) -> str:
     data = table.get("data")
     named = data.get("client") if isinstance(data, Mapping) else None
     return named if isinstance(named, str) else schema.client
-
-
-def _by_client(
-    own: SavedPersonalModels, shared: nn.Module, inputs: Any, schema: Schema, column: TableColumn
-) -> tuple[dict[str, Any], str]:
-    """The predictions of each row by its client's own model, or else by the shared one; and in words, how many by which."""
-    found = predict_by_client(own.model, own, shared, inputs, schema, column)
-    done = int(found.by_own.sum())
-    said = f"{counted(done, 'row')} of {counted(len(found.served), 'client')} predicted by the clients' own models, "
-    said += f"{counted(len(found.by_own) - done, 'row')} by the shared model"
-    if found.others:
-        said += f"; without an own model: {counted(len(found.others), 'client')} ({shown_names(found.others)})"
-        pairs = ((name, same_but_for_writing(name, own.ids)) for name in found.others)
-        alike = [f"{name!r}: did you mean {other!r}?" for name, other in pairs if other]
-        said += f"; {' '.join(alike[:3])}" + f" (and {len(alike) - 3} more such names)" * (len(alike) > 3) if alike else ""
-    if found.without_client:
-        said += f"; without a client: {counted(found.without_client, 'row')}"
-    return found.columns, f"{said}. {own.worse}".rstrip()
-
-
-def _by_shared(folder: RunFolder, rows: Path, own: SavedPersonalModels | None, named: str, *, shared: bool) -> str:
-    """In words, why all rows are predicted by the shared model; empty if the run has no other."""
-    if own is not None:
-        why = f"{rows} has no column {named!r}, so that it is not known whose model is to be used"
-        return f"All rows predicted by the shared model: {why}. The run has own models of {counted(len(own), 'client')}."
-    if folder.personal.is_file():
-        return "All rows predicted by the shared model, as --shared says."
-    return f"All rows predicted by the shared model. {told}" if (told := without_stored_models(folder)) else ""
 
 
 def _kept_columns(rows: Path, reading: Mapping[str, Any], keep: Sequence[str], present: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,14 @@
-"""The files of a run's folder, and what a finished run leaves in them."""
+"""The folder of a run: its files by name, its log of rounds, and what a finished run leaves in it.
+
+config.toml, rounds.jsonl, checkpoint/state.safetensors, clients.parquet, model.safetensors, report.html, and the files of
+`family_files` for other programs. Where clients have models of their own there is personal.npy: one row of parameters for each
+training client, in order; if only a sample of them was evaluated, personal.ids.json names all of them. Where the data are a
+table there is schema.json: how each column was encoded. A private run has ledger.jsonl: every release, written down before it
+was made.
+
+The log of rounds grows line by line; every other file appears whole or not at all. The event "end" is written to the log after
+all other files: a run without it can be resumed.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +16,15 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.core.files import DurableFile, write_atomically, writing
 from equipoise.core.plain_text import parse_json
 from equipoise.errors import ConfigError
+from equipoise.runs.stopping import Stopped
 
 if TYPE_CHECKING:
     from equipoise.result import Result
@@ -48,6 +60,7 @@ class RunFolder:
     schema = _File("schema.json")
     log = _File("run.log")
     ledger = _File("ledger.jsonl")
+    lock = _File(".lock")
 
     def last_event(self) -> dict[str, Any]:
         """The last event in the log of rounds; empty if there is none."""
@@ -72,35 +85,74 @@ class RunFolder:
         """Whether the run has ended and left all its files."""
         return self.last_event().get("event") == "end"
 
+    def log_stop(self, why: str) -> None:
+        """Write to the log why a run stopped, for those who watch it; a run that goes on writes the log anew up to there."""
+        with suppress(OSError), self.rounds.open("a", encoding="utf-8") as log:
+            log.write(json.dumps({"event": "stopped", "why": why}) + "\n")
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """The last event of the log of a finished run: what its record needs and no other file has."""
+
+    seconds: float
+    data: str
+    error_is_loss: bool
+    error_name: str = ""
+    target: str = ""
+    data_version: str = ""
+    sha256: dict[str, str] = field(default_factory=dict)  # of each file whose numbers may be used later
+    sampled: dict[str, tuple[int, int]] | None = None
+    privacy: dict[str, Any] | None = None  # what was spent; an infinite number is None
+    observers: Any = None
+    stopped: Stopped | None = None
+    stopped_members: dict[str, Stopped] = field(default_factory=dict)  # of a family
+
+    @classmethod
+    def of(cls, result: Result, files: Mapping[str, Path], **more: Any) -> RunEnd:
+        """The end of the run of a result that has left `files`, by the names that the folder has for them."""
+        private = result.privacy is not None and result.algorithm.privacy is not None
+        spent = {} if result.epsilon is None else asdict(result.epsilon)
+        given: dict[str, Any] = {
+            "seconds": result.seconds, "data": result.data, "error_is_loss": result.error_is_loss,
+            "error_name": result.error_name, "target": result.target, "data_version": result.data_version,
+            "sha256": {name: file_checksum(file) for name, file in files.items()}, "sampled": result.sampled,
+            "privacy": {key: None if value == float("inf") else value for key, value in spent.items()},  # JSON has no infinity
+            "observers": result.privacy.plain() if private and result.privacy is not None else None,
+            "stopped": result.history.stopped,
+        }  # fmt: skip
+        return cls(**given | more)
+
+    def event(self) -> dict[str, Any]:
+        """The event as the log holds it."""
+        return {"event": "end", **{key: value for key, value in asdict(self).items() if value not in (None, "", {})}}
+
+
+def log_end(folder: RunFolder, event: Mapping[str, Any]) -> None:
+    """Write the last event of the log, after all other files: the run has ended.
+
+    The rounds before it are synced first: a power cut must not leave a log that ends well and lacks rounds.
+    """
+    with writing(folder.rounds):
+        log = DurableFile.at_end(folder.rounds)
+        try:
+            log.sync()
+            log.write((json.dumps(event) + "\n").encode())
+            log.sync()
+        finally:
+            log.close()
+
 
 def write_outcome(result: Result, folder: RunFolder, *, report: bool = True) -> None:
-    """Write clients, model, own models and report of a finished run; the last event of the log comes last.
-
-    It holds the checksum of each file whose numbers may be used later.
-    """
-    written = [result.clients.to_parquet(folder.clients, method=result.name, seed=result.seed)]
-    written.append(write_atomically(folder.model, model_bytes(result)))
+    """Write clients, own models and report of a finished run, and its end; its model is there already."""
+    written = [folder.model, result.clients.to_parquet(folder.clients, method=result.name, seed=result.seed)]
     if result.personal is not None:
         written.append(result.personal.to_npy(folder.personal))
         if result.sample_of("train") is not None:  # clients.parquet names only some of the clients that have models
             written.append(write_atomically(folder.personal_ids, _json_list(result.personal.ids)))
     if report:
         result.report(folder.report)
-    end = {"event": "end", "seconds": result.seconds, "data": result.data, "error_is_loss": result.error_is_loss}
-    end |= {"error_name": result.error_name, "target": result.target}
-    end["sha256"] = {file.name: file_checksum(file) for file in written}
-    if result.epsilon is not None:
-        spent = asdict(result.epsilon).items()
-        end["privacy"] = {name: None if value == float("inf") else value for name, value in spent}  # JSON has no infinity
-    if result.privacy is not None and result.algorithm.privacy is not None:
-        end["observers"] = result.privacy.plain()
-    if result.sampled is not None:
-        end["sampled"] = result.sampled
-    if result.data_version:
-        end["data_version"] = result.data_version
-    if result.history.stopped is not None:
-        end["stopped"] = asdict(result.history.stopped)
-    log_end(folder, end)
+    log_end(folder, RunEnd.of(result, {file.name: file for file in written}).event())
 
 
 def _json_list(texts: Iterable[str]) -> bytes:
@@ -110,21 +162,6 @@ def _json_list(texts: Iterable[str]) -> bytes:
         made += b", " if made else b""
         made += json.dumps(text).encode()
     return b"[" + bytes(made) + b"]"
-
-
-def log_end(folder: RunFolder, end: Mapping[str, Any]) -> None:
-    """Write the last event of the log, after all other files: the run has ended.
-
-    The rounds before it are synced first: a power cut must not leave a log that ends well and lacks rounds.
-    """
-    with writing(folder.rounds):
-        log = DurableFile.at_end(folder.rounds)
-        try:
-            log.sync()
-            log.write((json.dumps(end) + "\n").encode())
-            log.sync()
-        finally:
-            log.close()
 
 
 def model_bytes(result: Result) -> bytes:

@@ -24,7 +24,7 @@ from equipoise.errors import ConfigError
 from equipoise.experiment.config import SECTIONS as RUN_SECTIONS
 from equipoise.experiment.config import RunConfig
 from equipoise.experiment.config_tables import override, read_toml, refuse_unknown, section, with_value
-from equipoise.experiment.origin import Origin
+from equipoise.experiment.own_code import Origin
 from equipoise.experiment.run_files import ORDER, RunFolder, method_folder
 from equipoise.experiment.values import NONE, check_value, toml_text, value_text
 
@@ -134,8 +134,8 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
-def prepare(runs: Sequence[PlannedRun]) -> None:
-    """Make the folders of runs with their configurations. A folder with another configuration is refused first."""
+def prepare(runs: Sequence[PlannedRun], *, note: str = "") -> None:
+    """Make the folders of runs with their configurations, below a `note`. One with another configuration is refused first."""
     for run in runs:
         if not run.folder.config.exists():
             continue
@@ -152,7 +152,7 @@ def prepare(runs: Sequence[PlannedRun]) -> None:
             )
     for run in runs:
         if not run.folder.config.exists():
-            write_atomically(run.folder.config, run.config.text().encode())
+            write_atomically(run.folder.config, (note + run.config.text()).encode())
     for parent in {run.folder.path.parent for run in runs}:
         names = [run.folder.path.name for run in runs if run.folder.path.parent == parent]
         remove_unfinished(parent, ORDER)

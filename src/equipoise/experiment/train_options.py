@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -72,32 +72,28 @@ class TrainOptions(TrainRecord):
         require(self.rounds >= 0, "rounds", "must not be negative", self.rounds)
         require(0 <= self.seed < 2**63, "seed", "must be a whole number from 0 to 2^63 − 1", self.seed)
         require(self.clients_per_round >= 1, "clients_per_round", "must be at least 1", self.clients_per_round)
-        at_end = 'must be at least 1 round, or "none" to evaluate at the end only'
-        rules = dict.fromkeys(("checkpoint_every", "threads"), 'must be at least 1, or "none"') | {"evaluate_every": at_end}
-        rules["evaluate_clients"] = 'must be at least 1 client, or "none" for all clients'
-        for name, rule in rules.items():
+        for name in ("checkpoint_every", "threads", "evaluate_every", "evaluate_clients"):
             value = getattr(self, name)
-            require(value is None or value >= 1, name, rule, value)
+            require(value is None or value >= 1, name, 'must be at least 1, or "none"', value)
         require_number("conformal", self.conformal, "(0, 1)", none="no conformal sets")
-        if self.metrics:
-            from equipoise.client_metrics import PROVIDED
-        rule = "must be names of {}, or import paths of functions"
-        for name in self.metrics or ():
-            good = ":" in name or name in PROVIDED
-            require(good, "metrics", rule.format(", ".join(PROVIDED)), name, 'Write "mymodule:f" for a metric of your own.')
+        from equipoise.client_metrics import PROVIDED
+        from equipoise.models.linear import ERRORS_OF_NUMBERS
+
+        named: dict[str, tuple[list[str], Iterable[str]]] = {
+            "metrics": (self.metrics or [], PROVIDED),
+            "error": ([] if self.error is None else [self.error], ERRORS_OF_NUMBERS),
+            "loss": ([] if self.loss is None else [self.loss], ()),
+        }
+        for key, (names, known) in named.items():
+            rule = f'must be an import path, "module:name"{", or one of " * bool(known)}{", ".join(known)}'
+            for name in names:
+                require(":" in name or name in known, key, rule, name, "Leave it out for that of the model.")
         columns = [metric_column(name) for name in self.metrics or ()]
         require(len(set(columns)) == len(columns), "metrics", "must have different names", self.metrics)
-        path_rule, fix = 'must be an import path, "module:name"', "Leave it out for the loss of the model."
-        require(self.loss is None or ":" in self.loss, "loss", path_rule, self.loss, fix)
-        if self.error is not None and ":" not in self.error:
-            from equipoise.models.linear import ERRORS_OF_NUMBERS
-
-            path_rule, fix = f"{path_rule}, or {' or '.join(ERRORS_OF_NUMBERS)}", "Leave it out for the error of the model."
-            require(self.error in ERRORS_OF_NUMBERS, "error", path_rule, self.error, fix)
-        known = catalog.part("engine", self.engine, where="train.engine").parameters
+        used = catalog.part("engine", self.engine, where="train.engine").parameters
         for name in ("device", "chunk_size", "workers", "precision", "compiled"):
             value = getattr(self, name)
-            require(value is None or name in known, name, f"is not used by the engine {self.engine!r}", value, "Leave it out.")
+            require(value is None or name in used, name, f"is not used by the engine {self.engine!r}", value, "Leave it out.")
 
     @property
     def import_paths(self) -> dict[str, str]:
@@ -115,27 +111,25 @@ class TrainOptions(TrainRecord):
 
 
 def check_train(table: Mapping[str, Any]) -> TrainOptions:
-    """Check the section [train] key by key."""
-    parameters = {p.name: catalog.read_parameter(p, p.name) for p in catalog.signature_of(TrainOptions).values()}
-    refuse_unknown(table, parameters, "train")
-    for parameter in parameters.values():
-        if parameter.required and parameter.name not in table:
-            raise ConfigError(f"train.{parameter.name} is missing: it must be {parameter.rule}.")
-    plain = {key: value for key, value in table.items() if key != "stop"}
-    values = {key: check_value(value, parameters[key].annotation, f"train.{key}") for key, value in plain.items()}
-    with refusals_at("train", parameters, "options"):
-        return TrainOptions(**values, stop=check_stop(table.get("stop", NONE)))
-
-
-def check_stop(table: Any) -> EarlyStopping | None:
-    """Check the section [train.stop]; None without one."""
-    if table == NONE:
-        return None
-    if not isinstance(table, Mapping):
+    """Check the section [train], and [train.stop] in it, key by key."""
+    stop = table.get("stop", NONE)
+    if stop != NONE and not isinstance(stop, Mapping):
         fix = 'Write [train.stop] and below it figure = "validation.error_90".'
-        raise ConfigError(f"train.stop must be a section, but is {toml_text(table)}. {fix}")
-    parameters = {p.name: catalog.read_parameter(p, p.name) for p in catalog.signature_of(EarlyStopping).values()}
-    refuse_unknown(table, parameters, "train.stop")
-    values = {key: check_value(value, parameters[key].annotation, f"train.stop.{key}") for key, value in table.items()}
-    with refusals_at("train.stop", parameters, "EarlyStopping"):
-        return EarlyStopping(**values)
+        raise ConfigError(f"train.stop must be a section, but is {toml_text(stop)}. {fix}")
+    made = {} if stop == NONE else {"stop": _checked(EarlyStopping, stop, "train.stop")}
+    options: TrainOptions = _checked(
+        TrainOptions, {key: value for key, value in table.items() if key != "stop"}, "train", **made
+    )
+    return options
+
+
+def _checked(kind: Callable[..., Any], table: Mapping[str, Any], where: str, **made: Any) -> Any:
+    """A dataclass of a section, whose keys and types of values are checked; `made` are values that are made already."""
+    parameters = {p.name: catalog.read_parameter(p, p.name) for p in catalog.signature_of(kind).values()}
+    refuse_unknown(table, parameters, where)
+    for name, parameter in parameters.items():
+        if parameter.required and name not in table:
+            raise ConfigError(f"{where}.{name} is missing: it must be {parameter.rule}.")
+    values = {key: check_value(value, parameters[key].annotation, f"{where}.{key}") for key, value in table.items()}
+    with refusals_at(where, parameters, kind.__name__):
+        return kind(**values, **made)

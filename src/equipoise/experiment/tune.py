@@ -1,194 +1,258 @@
-"""Runs a search: trials by grid or Optuna, one worker process per run; then the table, and the best configuration.
-
-A search that was killed goes on: a grid skips finished folders, and Optuna keeps its study in study.db.
-"""
+"""`eq.tune`: a search in Python, over the values of a function that makes an algorithm, judged without the test clients."""
 
 from __future__ import annotations
 
-import math
-import shlex
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
+from torch import nn
 
-from equipoise.core.files import write_atomically
-from equipoise.core.screen import Screen
-from equipoise.core.words import printable
-from equipoise.errors import ConfigError
-from equipoise.experiment import scheduler, toml
-from equipoise.experiment.open_runs import group_data
-from equipoise.experiment.optuna_trials import imported_optuna, search_by_optuna
-from equipoise.experiment.run_files import RunFolder
-from equipoise.experiment.search import (
+from equipoise.algorithm import Algorithm
+from equipoise.core.files import make_folder, writing
+from equipoise.core.fingerprints import without_addresses
+from equipoise.core.numbers import plain_values
+from equipoise.core.words import joined
+from equipoise.data.federated_data import FederatedData
+from equipoise.errors import (
+    ConfigError,
+    Diverged,
+    EquipoiseError,
+    EquipoiseNotice,
+    IncompatibleParts,
+    InvalidData,
+    InvalidParameter,
+    brief,
+    each_notice_once,
+    require,
+    require_integer,
+    require_name,
+)
+from equipoise.experiment.trials import (
     CRITERIA,
     Axis,
     Criterion,
-    Search,
+    TrialResult,
     Values,
-    check_first_trial,
-    complete_file,
-    grid,
+    check_axis,
+    criterion_of,
+    folder_name,
+    imported_optuna,
+    run_trials,
+    trial_lines,
     trial_name,
 )
-from equipoise.experiment.study import PlannedRun, prepare
-from equipoise.experiment.trial_results import TrialResult, cell_text, criterion_of, criterion_words, noise_words, spread_text
-from equipoise.privacy.ledger_report import words_below
-from equipoise.privacy.lookers import CHOSEN
+from equipoise.privacy.common_clients import join_data, marks_in
+from equipoise.privacy.ledger import FILE, Ledger
+from equipoise.privacy.ledger_report import words_of
+from equipoise.privacy.lookers import CHOSEN, refuse_search
+from equipoise.runs.checkpoint import Checkpoints
+from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build, chosen_seeds, refuse_swapped
+from equipoise.train import train
 
-NOTE = "# A trial of equipoise tune: trained and judged without the test clients.\n"
-
-
-# ------------------------------------------------------------------------------------------------------------- trials
-
-
-def judge(folder: RunFolder, criterion: Criterion, at_least: int = 0) -> float:
-    """The criterion of a finished run, from its table of clients. A table with test clients is refused."""
-    from equipoise.client_table import ClientTable
-
-    clients = ClientTable.from_parquet(folder.clients)
-    if "test" in clients.split:
-        raise ConfigError(
-            f"The run in {folder.path} was judged on test clients, which a search must not know: something else than the "
-            "search ended it. Delete the folder, and run the search again."
-        )
-    return criterion_of(clients, criterion, at_least)
+_NO_FOLDER = 'Nothing was saved. With folder="runs/tune", a search that is interrupted goes on when the call is repeated.'
+# Said of every trial of a search that goes on.
+_GOING_ON = r"(Going on from round \d+ of \d+, as .* has it|.* this run is finished, and no round is trained)\.$"
 
 
 @dataclass(frozen=True)
-class Trials:
-    """Runs the trials of a search in a folder, with a number of worker processes."""
+class Tuning:
+    """A search that has ended: the `best` algorithm, its `values`, and all `trials`, best first. `summary()` is the table.
 
-    search: Search
-    out: Path
-    workers: int
-    console: Screen
-    ray: str | None = None
+    `tune` gives it. Source: ours.
 
-    @property
-    def space(self) -> dict[str, Axis]:
-        """What to try, by key."""
-        return self.search.space
+    >>> import equipoise as eq
+    >>> data = eq.data.label_shift(train_clients=5, validation_clients=3, test_clients=2, examples=20)
+    >>> tuned = eq.tune(lambda lr: eq.Algorithm(solver=eq.solvers.SGD(lr=lr)), {"lr": [0.001, 0.1]},
+    ...                 eq.models.Softmax(20, 10), data, rounds=5, clients_per_round=3)
+    >>> len(tuned.trials), tuned.criterion, tuned.seeds, tuned.values == dict(tuned.trials[0].values)
+    (2, 'validation_90', 1, True)
+    """
 
-    @property
-    def total(self) -> int:
-        """How many trials Optuna makes."""
-        return self.search.trials or 0
-
-    @property
-    def at_once(self) -> int:
-        """How many trials fill the workers."""
-        return math.ceil(self.workers / self.search.seeds)
+    best: Algorithm
+    trials: tuple[TrialResult, ...]  # best first, failed ones last
+    criterion: Criterion  # one of CRITERIA, e.g. "validation_90"
+    seeds: int  # how many seeds each trial has
+    privacy: str = ""  # what the private runs of the search cost together; empty without differential privacy
+    at_least: int = 0  # examples of the validation clients that count
 
     @property
-    def seed(self) -> int:
-        """The first seed of the runs, which also decides what Optuna tries."""
-        return self.search.config(self.search.first).train.seed
+    def values(self) -> dict[str, Any]:
+        """The values of the best trial."""
+        return dict(self.trials[0].values)
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What a study must share with the search to go on with it."""
-        search = self.search
-        given = {"at_least": search.at_least, "criterion": search.criterion, "seeds": search.seeds}
-        return {**given, "space": search.file["search"]["space"], **search.base}
+    def summary(self) -> str:
+        """A table of all trials, best first, and how many of them the seeds cannot distinguish from the best.
+
+        Parts are shown with the parameters that differ from their defaults.
+        """
+        lines = trial_lines(self.trials, self.criterion, at_least=self.at_least, seeds=self.seeds)
+        lines += filter(None, [self.privacy])
+        return joined([*lines, "Test clients took no part. Judge the best on them once, with train or compare."])
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name!r}: {brief(value)}" for name, value in self.values.items())
+        return f"Tuning(values={{{values}}})\n{self.summary()}"
+
+
+@dataclass(frozen=True, eq=False)
+class PythonTrials:
+    """Runs the trials of a search in this process, one after another."""
+
+    make: Callable[..., Algorithm]
+    model: ModelOrMaker
+    data: DataOrMaker
+    criterion: Criterion
+    seeds: Sequence[int]
+    folder: Path | None
+    options: Mapping[str, Any]
+    at_least: int
+    refusals: list[EquipoiseError]  # of trials that failed
+    tried: list[Algorithm]  # that were not refused
+    known: dict[str, TrialResult]  # by name: Optuna may ask for the same values again
 
     def run(self, points: Sequence[Values]) -> list[TrialResult]:
-        """Make the missing runs of trials; a trial that fails does not stop the others."""
-        runs: dict[Path, PlannedRun] = {}  # by folder, because Optuna may ask for the same values again
+        """Make the runs of trials; those in the folder that have ended are only evaluated."""
         for values in points:
-            with suppress(ConfigError):  # values that do not go together: their result says so
-                runs |= {run.folder.path: run for run in self.search.plan(values, self.out)}
-        prepare([run for run in runs.values() if run.folder.config.exists()])
-        for run in runs.values():
-            if not run.folder.config.exists():
-                write_atomically(run.folder.config, (NOTE + run.config.text()).encode())
-        options = ("--without-test",)
-        jobs = scheduler.run_all(list(runs.values()), workers=self.workers, console=self.console, options=options, ray=self.ray)
-        messages = {job.folder.path: job.message for job in jobs if job.status == "failed"}
-        return [self.result(values, messages) for values in points]
+            if (name := trial_name(values)) not in self.known:
+                self.known[name] = self._trial(values)
+        return [self.known[trial_name(values)] for values in points]
 
-    def result(self, values: Values, messages: Mapping[Path, str]) -> TrialResult:
-        """The result of a trial, from the folders of its runs; `messages` of runs that have just failed, by folder."""
-        try:
-            plan = self.search.plan(values, self.out)
-        except ConfigError as failure:
-            return TrialResult(values, None, str(failure))
-        for run in plan:
-            if not run.folder.finished:
-                message = messages.get(run.folder.path, "failed before.")
-                return TrialResult(values, None, f"seed {run.seed}: {message} See {run.folder.log}.")
-        search = self.search
-        by_seed = [judge(run.folder, search.criterion, search.at_least) for run in plan]
-        return TrialResult.of(values, by_seed, search.criterion)
+    def algorithm(self, values: Values) -> Algorithm:
+        """The algorithm of a trial."""
+        made = self.make(**values)
+        rule = "must be a function that gives an equipoise.Algorithm"
+        require(isinstance(made, Algorithm), "algorithm", rule, made, "E.g. lambda lr: Algorithm(solver=solvers.SGD(lr=lr)).")
+        return made
 
+    def _trial(self, values: Values) -> TrialResult:
+        """Train with every seed; values that are refused, or that diverge, fail the trial alone."""
+        by_seed = []
+        for seed in self.seeds:
+            file = None if self.folder is None else Checkpoints(self.folder / f"{folder_name(values)}-{seed}.safetensors")
+            try:
+                algorithm = self.algorithm(values)
+                start, clients = build(self.model, seed, nn.Module, "model"), self.clients(seed)
+                refuse_search([*self.tried, algorithm], clients, self.criterion.split("_")[0])
+                self.tried.append(algorithm)
+                run = train(start, clients, algorithm, seed=seed, name=trial_name(values), checkpoint=file, **self.options)
+            except (Diverged, IncompatibleParts, InvalidParameter) as failure:
+                self.refusals.append(failure)
+                return TrialResult(values, None, f"seed {seed}: {failure}")
+            except EquipoiseError as failure:
+                failure.add_note(f"This was the trial {trial_name(values)} with seed {seed}.")
+                raise
+            by_seed.append(criterion_of(run.clients, self.criterion, self.at_least))
+        return TrialResult.of(values, by_seed, self.criterion)
 
-def run_search(search: Search, out: Path, *, workers: int, console: Screen, ray: str | None = None) -> list[TrialResult]:
-    """Make the missing runs of a search; returns the results of all trials, best first."""
-    optuna = None
-    if search.strategy == "optuna":
-        optuna = imported_optuna('search.strategy = "optuna"', 'Or list values and use strategy = "grid".')
-    check_first_trial(search)
-    write_atomically(out / "search.toml", toml.dumps(complete_file(search)).encode())
-    trials = Trials(search, out, workers, console, ray)
-    results = trials.run(grid(search)) if optuna is None else search_by_optuna(optuna, trials, out / "study.db")
-    return sorted(results, key=lambda result: result.value)
-
-
-# ----------------------------------------------------------------------------------------------------------- the result
-
-
-def search_table(search: Search, results: Sequence[TrialResult]) -> Table:
-    """A table of all trials: values, criterion over seeds and status."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    last = [key.rpartition(".")[2] for key in search.space]
-    for key in search.space:
-        name = key.rpartition(".")[2]
-        table.add_column(name if last.count(name) == 1 else key)
-    table.add_column(search.criterion, justify="right", no_wrap=True)
-    table.add_column("status", no_wrap=True)
-    for result in results:
-        cells = [printable(value if isinstance(value, str) else cell_text(value)) for value in result.values.values()]
-        status = Text("failed", style="red") if result.criterion is None else Text("done", style="green")
-        table.add_row(*cells, spread_text(result.criterion, search.seeds), status)
-    return table
+    def clients(self, seed: int) -> FederatedData:
+        """The data of a seed without test clients; data that the criterion cannot judge are refused."""
+        data = build(self.data, seed, FederatedData, "data")
+        if self.criterion != "train_loss" and data.validation is None:
+            raise InvalidData(
+                f'criterion = "{self.criterion}" needs validation clients, and the data {data.name!r} have none. Split them '
+                'with validation clients or examples, or use criterion="train_loss".'
+            )
+        return replace(data, test=None)
 
 
-def write_best(search: Search, best: TrialResult, out: Path, noise: str = "") -> Path:
-    """Write best.toml: the configuration of the best trial, with the test clients, name and seed of the search file."""
-    criterion = f"{CRITERIA[search.criterion]} {spread_text(best.criterion, search.seeds)}"
-    note = f"# The best of a search by equipoise tune: {printable(trial_name(best.values))} ({criterion}).\n"
-    note += f"# {noise}\n" if noise else ""
-    return write_atomically(out / "best.toml", (note + search.config(best.values).text()).encode())
+def tune(
+    algorithm: Callable[..., Algorithm],
+    space: Mapping[str, Any],
+    model: ModelOrMaker,
+    data: DataOrMaker,
+    *,
+    rounds: int,
+    clients_per_round: int | None = None,
+    criterion: str = "validation_90",
+    trials: int | None = None,
+    seeds: int | Iterable[int] = 1,
+    folder: str | Path | None = None,
+    at_least: int = 0,
+    **options: Any,
+) -> Tuning:
+    """Try values of an algorithm, and choose by validation clients or by training loss, never by test clients.
+
+    `algorithm` is a function of the names in `space` that makes an Algorithm. `space` lists the values of each name; they
+    may be parts. Without `trials` all combinations are tried. `trials=20` lets Optuna choose 20 times, and then a name may
+    have a range, {"low": 0.01, "high": 1.0, "log": True}, of integers if both ends are. `criterion` is "validation_90", the
+    90th percentile of the error over validation clients, "validation_mean", its mean over them, "validation_mean_by_example",
+    in which they count by their examples, or "train_loss"; it is averaged over `seeds` (5 means 0 … 4). Test clients are
+    dropped before training. If values are refused or diverge, only their trial fails. `at_least=30` judges by the validation
+    clients with 30 validation examples or more.
+
+    `folder` keeps a checkpoint of each run. The same call continues the search. `model`, `data` and the other options are
+    those of `train`. Source: ours.
+
+    `options` are passed on to `train`.
+
+    >>> import equipoise as eq
+    >>> data = eq.data.label_shift(train_clients=8, validation_clients=4, test_clients=3, examples=20)
+    >>> tuned = eq.tune(lambda lr: eq.Algorithm(solver=eq.solvers.SGD(lr=lr)), {"lr": [0.001, 0.1]},
+    ...                 eq.models.Softmax(20, 10), data, rounds=5, clients_per_round=4)
+    >>> tuned.values, tuned.best.solver.lr
+    ({'lr': 0.1}, 0.1)
+    """
+    refuse_swapped(model, data, "tune")
+    require_name("criterion", criterion, CRITERIA)
+    if trials is not None:
+        require_integer("trials", trials, 1)
+    require_integer("at_least", at_least, 0)
+    fix = 'Leave it out, or use criterion="validation_90".'
+    require(not at_least or criterion != "train_loss", "at_least", "must be 0 with the training loss", at_least, fix)
+    for name, fix in {"checkpoint": "Write folder=…", "seed": "Write seeds=[…] or seeds=5.", "name": "Leave it out."}.items():
+        require(name not in options, name, "is set by tune", options.get(name), fix)
+    place = None if folder is None else Path(folder)
+    ledger = Ledger(options.get("ledger") or (place and place / FILE))  # one for all trials: it counts those that fail, too
+    chosen = next(each for each in CRITERIA if each == criterion)
+    given = {**options, "rounds": rounds, "clients_per_round": clients_per_round, "ledger": ledger}
+    checked = checked_space(algorithm, space, trials, place)
+    runner = PythonTrials(algorithm, model, data, chosen, chosen_seeds(seeds), place, given, at_least, [], [], {})
+    if trials is not None:
+        imported_optuna()  # refused before anything is written
+    if place is not None:
+        with writing(place):
+            make_folder(place)
+    try:
+        with each_notice_once(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_GOING_ON, category=EquipoiseNotice)
+            found = run_trials(runner.run, checked, trials, seed=runner.seeds[0])
+    except KeyboardInterrupt as stop:
+        if place is None:
+            stop.__notes__ = [_NO_FOLDER]  # in place of what `train` says
+        raise
+    if found[0].criterion is None:
+        refusal = runner.refusals[0] if runner.refusals else ConfigError(found[0].message)
+        refusal.add_note(f"All trials failed: {len(found)}. This was the first.")
+        raise refusal
+    spent = words_of(ledger.entries, join_data(marks_in(ledger.entries)))
+    best = runner.algorithm(found[0].values)
+    return Tuning(best, tuple(found), chosen, len(runner.seeds), spent and f"{spent} {CHOSEN}", at_least)
 
 
-def tune(search: Search, out: Path, *, workers: int, console: Screen, ray: str | None = None) -> list[TrialResult]:
-    """Run a search, print its table, write best.toml and print how to run it; returns the results of trials, best first."""
-    results = run_search(search, out, workers=workers, console=console, ray=ray)
-    console.say("", criterion_words(search.criterion, search.at_least, search.seeds))
-    console.print(search_table(search, results))
-    said = words_below(out, group_data(out))
-    below = [said and f"{said} {CHOSEN}"]
-    if results[0].criterion is not None:
-        below += [noise := noise_words(results, search.criterion, where="in [search]"), _small_clients(search, results[0], out)]
-        best = write_best(search, results[0], out, noise)
-        below.append(f"Judge the best on test clients: equipoise run {shlex.quote(str(best))}")
-    console.say(*filter(None, below))
-    return results
-
-
-def _small_clients(search: Search, best: TrialResult, out: Path) -> str:
-    """Sentences on few validation clients, or few examples of theirs; empty if there are enough, or if they are not judged."""
-    from equipoise.experiment.folder import read_record
-    from equipoise.few_clients import few_clients_words
-    from equipoise.small_clients import FEW_EXAMPLES, small_clients_words
-
-    if search.criterion == "train_loss":
-        return ""
-    runs = [read_record(run.folder.path).judged_by("validation", search.at_least) for run in search.plan(best.values, out)]
-    small = small_clients_words(runs, hint=f"at_least = {FEW_EXAMPLES} in [search] leaves them out")
-    return " ".join(filter(None, (small, few_clients_words(runs))))
+def checked_space(make: Any, space: Any, trials: int | None, folder: Path | None) -> dict[str, Axis]:
+    """The space of a search, with every axis checked, and its names against the parameters of the function."""
+    example = "E.g. lambda lr: Algorithm(solver=solvers.SGD(lr=lr))."
+    good = callable(make) and not isinstance(make, type | Algorithm)
+    require(good, "algorithm", "must be a function that makes an Algorithm", make, example)
+    good = isinstance(space, Mapping) and len(space) > 0 and all(isinstance(name, str) for name in space)
+    rule = "must map names of the function's parameters to the values to try"
+    require(good, "space", rule, space, 'E.g. {"lr": [0.01, 0.1, 1.0]}.')
+    found: dict[str, Axis] = {}
+    for name, given in space.items():
+        plain = given if isinstance(given, Mapping) else plain_values(given)
+        values = list(plain) if isinstance(plain, Sequence) and not isinstance(plain, str) else plain
+        found[name] = axis = check_axis(values, f"space[{name!r}]", ranges=trials is not None)
+        for value in axis if isinstance(axis, list) and folder is not None else ():
+            fixed = without_addresses(repr(value)) == repr(value)
+            rule = "must hold values whose repr is the same in every process where folder is given"
+            require(fixed, f"space[{name!r}]", rule, value, "List names, and choose by name in the function.")
+    try:
+        inspect.signature(make).bind(**found)
+    except TypeError as failure:
+        rule = f"must take the names of space, {', '.join(found)}, as its parameters"
+        raise InvalidParameter("algorithm", rule, make, f"Calling it said: {failure}.") from failure
+    return found

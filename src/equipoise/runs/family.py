@@ -178,7 +178,7 @@ class Family:
         its model as safetensors and, with `equipoise[serve]`, as ONNX. The folder must be new or empty, and appears whole or
         not at all.
         """
-        from equipoise.experiment.saved_family import save_family
+        from equipoise.experiment.saved_run import save_family
 
         return save_family(self, folder)
 
@@ -187,7 +187,7 @@ class Family:
 
         `latest` on a server then means this one. Equal models are not written again.
         """
-        from equipoise.experiment.saved_family import publish_family
+        from equipoise.experiment.saved_run import publish_family
 
         return publish_family(self, folder)
 

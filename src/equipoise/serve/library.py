@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.core.words import printable
-from equipoise.experiment.family_files import MEMBERS
+from equipoise.experiment.family_files import MEMBERS, VERSIONS
 from equipoise.experiment.run_files import ORDER
-from equipoise.experiment.saved_family import VERSIONS
 from equipoise.serve.refusals import Gone
 from equipoise.serve.run_states import RunState, WatchedRun
 from equipoise.serve.safe_files import mark_of, open_below

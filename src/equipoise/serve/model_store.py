@@ -22,11 +22,11 @@ from equipoise.experiment.family_files import (
     SERVED,
     SINGLE,
     SINGLE_MANIFEST,
+    VERSIONS,
     FamilyManifest,
     StoredFile,
     StoredMember,
 )
-from equipoise.experiment.saved_family import VERSIONS
 from equipoise.serve.cached import Cached
 from equipoise.serve.library import Library
 from equipoise.serve.refusals import Damaged, Gone
