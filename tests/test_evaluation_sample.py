@@ -15,8 +15,7 @@ import equipoise as eq
 from equipoise.cli.listing import comparison_table
 from equipoise.client_table import ClientTable
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.engines.simulator import scoring
 from equipoise.engines.simulator.calibration import Choice

@@ -13,8 +13,6 @@ from torch import nn
 import equipoise as eq
 from equipoise.core import per_example_losses
 from equipoise.core.fingerprints import fingerprint
-from equipoise.data.column_rule import ColumnRule
-from equipoise.data.target_rule import TargetRule
 from equipoise.errors import CheckpointError, EquipoiseError, EquipoiseNotice, NotWritten
 from equipoise.observers import History
 from equipoise.run_record import RunRecord
@@ -220,11 +218,6 @@ def test_a_fingerprint_is_of_what_is_computed():
     (per_example_losses.misclassified, "equipoise.core.task.misclassified"),
     (per_example_losses.MaskedCrossEntropy, "equipoise.core.task.MaskedCrossEntropy"),
     (per_example_losses.MaskedMisclassified, "equipoise.core.task.MaskedMisclassified"),
-    (eq.ClientSet, "equipoise.data.clients.ClientSet"),
-    (eq.FederatedData, "equipoise.data.clients.FederatedData"),
-    (eq.data.Schema, "equipoise.data.schema.Schema"),
-    (ColumnRule, "equipoise.data.schema.ColumnRule"),
-    (TargetRule, "equipoise.data.schema.TargetRule"),
     *((getattr(eq.types, name), f"equipoise.types.{name}") for name in eq.types.__all__ if name != "OWN"),
 ])  # fmt: skip
 def test_what_has_moved_keeps_its_fingerprint(value, name):

@@ -33,7 +33,7 @@ NOT_PARTS = {
         "getattr(self.module, 'error', None)": "a model may have its own error",
     },
     "equipoise.core.task_trial": {"getattr(task.module, 'classes', None)": "a model may know its classes"},
-    "equipoise.data.arrays": {
+    "equipoise.data.clients.arrays": {
         "hasattr(type(value), '__array__')": "an array of whatever library",
         "hasattr(type(value), '__len__')": "an array of whatever library",
         "hasattr(value, '__len__')": "a sequence where a number is expected",
@@ -229,8 +229,8 @@ class Watched(nn.Module):
 
 HELPERS = {  # small pure helpers that a round of the loop engine passes through on its way
     "equipoise.sampling",  # the part that draws the cohort
-    "equipoise.data.clients",  # a client's examples
-    "equipoise.data.leaves",  # one tensor of them
+    "equipoise.data.clients.client_set",  # a client's examples
+    "equipoise.data.clients.leaves",  # one tensor of them
     "equipoise.engines.device_sets",  # where they are
     "equipoise.solvers.batches",  # which of them a step sees
     "equipoise.solvers.client_steps",  # a client's weights and memory between two steps

@@ -9,7 +9,7 @@ import torch
 import equipoise as eq
 from equipoise.client_table import ClientTable
 from equipoise.conformal import conformal_sets
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import ConfigError, EquipoiseNotice, InvalidData, InvalidParameter
 from equipoise.experiment.build import build
 from equipoise.experiment.config import RunConfig

@@ -15,8 +15,7 @@ import equipoise as eq
 from equipoise import aggregators, attacks, metrics, personal, risk, sampling, solvers
 from equipoise.cli.listing import comparison_table, print_whole
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import ConfigError, EquipoiseError, EquipoiseNotice, IncompatibleParts, InvalidParameter, NotWritten
 from equipoise.experiment import catalog

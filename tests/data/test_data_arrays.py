@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 import equipoise as eq
-from equipoise.data.arrays import client_of_rows, rows_by_client
+from equipoise.data.clients.arrays import client_of_rows, rows_by_client
 from equipoise.errors import EquipoiseNotice, InvalidData, InvalidParameter
 
 X = np.arange(24, dtype=np.float64).reshape(12, 2)

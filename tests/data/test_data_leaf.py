@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from equipoise.data import WordVectors, leaf
-from equipoise.data.text import LEAF_CHARACTERS
+from equipoise.data.datasets.text import LEAF_CHARACTERS
 from equipoise.errors import InvalidData, InvalidParameter
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.data.column_rule import ColumnRule
-from equipoise.data.schema import Schema
-from equipoise.data.target_rule import TargetRule
+from equipoise.data.tables import Schema
+from equipoise.data.tables.column_rule import ColumnRule
+from equipoise.data.tables.target_rule import TargetRule
 from equipoise.errors import InvalidData, InvalidParameter, NotWritten
 
 FRAME = {

@@ -24,15 +24,14 @@ from equipoise.data import (
     ClientSet,
     FederatedData,
     check_store,
-    client_batches,
     open_store,
     refuse_changed_store,
     split_clients,
-    store_writer,
     write_store,
 )
-from equipoise.data.ragged import Ragged
-from equipoise.data.store_rows import RowCheck
+from equipoise.data.clients import Ragged
+from equipoise.data.clients import batches as client_batches
+from equipoise.data.store import RowCheck, store_writer
 from equipoise.engines.device_sets import DeviceSets, moved_in_pieces
 from equipoise.errors import ConfigError, InvalidData, InvalidParameter, NotWritten
 

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 import equipoise as eq
-from equipoise.data.leading_zeros import may_begin_with_zero
-from equipoise.data.row_places import record_lines
-from equipoise.data.written_values import decimal_signs, number_of_text
+from equipoise.data.tables.leading_zeros import may_begin_with_zero
+from equipoise.data.tables.row_places import record_lines
+from equipoise.data.tables.written_values import decimal_signs, number_of_text
 from equipoise.errors import EquipoiseNotice, InvalidData, InvalidParameter
 
 COUNT = 60

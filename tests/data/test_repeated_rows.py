@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 import equipoise as eq
-from equipoise.data.table_column import TableColumn
-from equipoise.data.value_hashes import MISSING, value_hashes
+from equipoise.data.tables import TableColumn
+from equipoise.data.tables.value_hashes import MISSING, value_hashes
 from equipoise.errors import EquipoiseNotice
 
 COUNT, CLINICS = 600, 12

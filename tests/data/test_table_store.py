@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.data import csv_files, table_files
+from equipoise.data.tables import csv_files, table_files
 from equipoise.errors import InvalidData, InvalidParameter
 
 pa = pytest.importorskip("pyarrow")

@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 
 import equipoise as eq
-from equipoise.data.csv_files import csv_files
-from equipoise.data.new_rows import read_rows
+from equipoise.data.tables import read_rows
+from equipoise.data.tables.csv_files import csv_files
 from equipoise.errors import EquipoiseNotice, InvalidData, InvalidParameter
 
 COUNT = 60

@@ -259,7 +259,7 @@ def show_data(console: Screen, data: FederatedData) -> None:
     import torch
 
     from equipoise.core.trees import named_leaves
-    from equipoise.data.leaves import shown_shape
+    from equipoise.data.clients import shown_shape
 
     parts = named_leaves("", data.train.x)
     shapes = {name: " × ".join(map(str, shown_shape(leaf))) or "1" for name, leaf in parts.items()}

@@ -251,7 +251,7 @@ def _read_records(path: str | Path) -> list[RunRecord]:
             raise ConfigError(f"{folder.rounds} does not hold each of the {done} rounds once: the log is damaged.")
     first = next(iter(histories.values()))
     rounds = first.stopped.rounds if first.stopped is not None else rounds
-    from equipoise.data.schema import Schema
+    from equipoise.data.tables import Schema
 
     described = json.dumps(read_toml(folder.config).get("data", {}), sort_keys=True, default=str)  # also the seed of the data
     record = RunRecord(

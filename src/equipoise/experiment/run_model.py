@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from equipoise.core.tensor_files import read_tensor_file
-from equipoise.data.schema import Schema
-from equipoise.data.table_column import shown_names
+from equipoise.data.tables import Schema, shown_names
 from equipoise.errors import ConfigError
 from equipoise.experiment.catalog import own_signature
 from equipoise.experiment.config import PYTHON, RunConfig

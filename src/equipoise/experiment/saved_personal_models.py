@@ -14,8 +14,7 @@ from equipoise.client_table import ClientTable, own_models_worse
 from equipoise.core.plain_text import parse_json
 from equipoise.core.task import Task
 from equipoise.core.words import counted
-from equipoise.data.client_predictions import predicted_table
-from equipoise.data.schema import Schema
+from equipoise.data.tables import Schema, predicted_table
 from equipoise.errors import ConfigError, FileGuard, InvalidParameter, require
 from equipoise.experiment.config_tables import read_toml
 from equipoise.experiment.run_files import RunFolder, refuse_damaged_files

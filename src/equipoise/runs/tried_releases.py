@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import is_of_user
 from equipoise.core.trees import map_tree
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidParameter, without_notices
 from equipoise.privacy.mechanism import DifferentialPrivacy
 from equipoise.privacy.private_sums import PrivateSums
