@@ -321,19 +321,17 @@ SECONDS = 1700000000.25 + 60.0 * np.arange(12)  # float32 rounds them to multipl
 @pytest.mark.parametrize(
     ("x", "y", "named"),
     [
-        (np.stack([np.arange(12) / 7, SECONDS], axis=1), Y, "x in column 1"),
-        (pd.DataFrame({"age": np.arange(12) / 7, "seen": SECONDS}), Y, "x in column 'seen'"),
+        (np.stack([np.arange(12) / 7, SECONDS], axis=1), Y, "x, column 1"),
+        (pd.DataFrame({"age": np.arange(12) / 7, "seen": SECONDS}), Y, "x, column 'seen'"),
         ({"seen": SECONDS}, Y, r"x\['seen'\]"),
         (X, SECONDS, "y"),
-        (np.stack([SECONDS] * 5, axis=1), Y, "x in column 0, x in column 1, x in column 2, 2 more of x"),
-        ([[16777217.0], [16777216.0]] * 6, Y, "x in column 0"),
+        (np.stack([SECONDS] * 5, axis=1), Y, "x, column 0, x, column 1, x, column 2, …"),
+        ([[16777217.0], [16777216.0]] * 6, Y, "x, column 0"),
     ],
     ids=["column", "named column", "leaf", "target", "many", "collapsed"],
 )
 def test_rounding_to_float32_that_blurs_a_column_is_told(x, y, named):
-    with pytest.warns(
-        EquipoiseNotice, match=rf"^visits: numbers become float32.*1% of their standard deviation: {named}\. Sub"
-    ):
+    with pytest.warns(EquipoiseNotice, match=rf"^visits: float32 rounds away.*: {named}\. Sub"):
         eq.data.from_arrays(x, y, OWNERS, split_by="examples", name="visits")
     if isinstance(x, np.ndarray):
         rows = {str(owner): (x[owner == OWNERS], y[owner == OWNERS]) for owner in np.unique(OWNERS)}
@@ -352,5 +350,5 @@ def test_ordinary_rounding_to_float32_is_not_told():
 
 def test_a_numeric_target_of_a_table_that_float32_blurs_is_told():
     frame = pd.DataFrame({"client": OWNERS, "age": np.arange(12) / 7, "end": SECONDS})
-    with pytest.warns(EquipoiseNotice, match=r"column 'end': numbers become float32.*standard deviation: the target\."):
+    with pytest.warns(EquipoiseNotice, match=r"column 'end': float32 rounds away.*: the target\."):
         eq.data.from_frame(frame, client="client", target="end", split_by="examples")

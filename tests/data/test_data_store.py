@@ -29,8 +29,7 @@ from equipoise.data import (
     split_clients,
     write_store,
 )
-from equipoise.data.clients import Ragged
-from equipoise.data.clients import batches as client_batches
+from equipoise.data.clients import Ragged, client_batches
 from equipoise.data.store import RowCheck, store_writer
 from equipoise.engines.device_sets import DeviceSets, moved_in_pieces
 from equipoise.errors import ConfigError, InvalidData, InvalidParameter, NotWritten
@@ -698,13 +697,13 @@ def test_nothing_reads_all_ids(tmp_path, monkeypatch):
     write_store(some_clients(300), tmp_path / "a")
     data = eq.attacks.apply(open_store(tmp_path / "a", test=0.5), eq.attacks.RandomUpdates(share=0.02))
     read = []
-    real = eq.data.store_state.StoredIds._decoded
+    real = eq.data.clients.store_state.StoredIds._decoded
 
     def counted(self, places):
         read.append(len(places))
         return real(self, places)
 
-    monkeypatch.setattr(eq.data.store_state.StoredIds, "_decoded", counted)
+    monkeypatch.setattr(eq.data.clients.store_state.StoredIds, "_decoded", counted)
     algorithm = eq.Algorithm(personal=eq.personal.Ditto(strength=0.5))
     model = eq.models.Softmax(data.features, data.classes)
     with pytest.warns(eq.errors.EquipoiseNotice, match="have no models of their own"):

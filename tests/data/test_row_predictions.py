@@ -179,25 +179,6 @@ def test_a_run_may_leave_out_small_clients(shops):
     assert not (shops / "family").exists()
 
 
-def test_a_decimal_comma_in_one_column_of_a_file_with_commas_between_columns(shops):
-    FRAME.assign(price=FRAME["price"].map("{:.1f}".format).str.replace(".", ",")).to_csv("shops.csv", index=False)
-    config = CONFIG.replace('delimiter = ";"\n', "").replace('decimal = ","', 'decimal = {price = ","}')
-    (shops / "run.toml").write_text(config)
-    done = call("run", "run.toml", "--out", "mine")
-    assert done.exit_code == 0, done.output
-    (shops / "comma.csv").write_text('price,town\n"10,5",03\n')
-    (shops / "point.csv").write_text("price,town\n10.5,03\n")
-    expected = call("predict", "mine", "comma.csv")
-    assert expected.exit_code == 0, expected.output
-    assert call("predict", "mine", "point.csv", "--set", "decimal=.").stdout == expected.stdout
-    refused = call("predict", "mine", "point.csv", "--set", "decimal=,")
-    assert "On the command line: --set decimal.NAME=,." in " ".join(refused.stderr.split())
-    refused = call("predict", "mine", "comma.csv", "--set", "decimal=.")
-    assert "On the command line: --set decimal=,, or --set decimal.price=,." in " ".join(refused.stderr.split())
-    for setting in ("decimal=,", "decimal.price=,"):
-        assert call("predict", "mine", "comma.csv", "--set", setting).stdout == expected.stdout
-
-
 def test_columns_are_kept_as_they_are_written(shops):
     assert call("run", "run.toml", "--out", "mine").exit_code == 0
     (shops / "named.csv").write_text("id;price;town\n007;10,50;03\nA 1;;04\n", encoding="utf-8")
@@ -647,13 +628,3 @@ def test_a_configuration_that_names_a_network_needs_no_option(own_net):
     done = call("predict", "named", "new.csv", "--out", "out.csv")
     assert done.exit_code == 0, done.stderr
     assert len(rows_of("out.csv")) == 2
-
-
-def test_a_client_that_is_written_otherwise_is_asked_about(shops):
-    _, _, week = with_own_models()
-    week.assign(shop=["SHOP 3 ", "shop 0", "a new shop", " shop  1", None]).to_csv(
-        "week.csv", index=False, sep=";", decimal=","
-    )
-    said = " ".join(call("predict", "own", "week.csv", "--out", "out.csv", *READING).stderr.split())
-    assert "'SHOP 3 ': did you mean 'shop 3'? ' shop 1': did you mean 'shop 1'?" in said.replace("  ", " ")
-    assert said.count("did you mean") == 2

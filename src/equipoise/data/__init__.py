@@ -9,7 +9,7 @@ from equipoise.data.clients.federated_data import FederatedData
 from equipoise.data.clients.ragged import Ragged
 from equipoise.data.clients.splits import split_clients, split_examples
 from equipoise.data.datasets.bridges import from_folders, from_hugging_face, from_partitions
-from equipoise.data.datasets.files import npz
+from equipoise.data.datasets.data_files import npz
 from equipoise.data.datasets.generators import digits, gaussian_means, label_shift, synthetic
 from equipoise.data.datasets.leaf import leaf
 from equipoise.data.datasets.loaders import adult, fashion_mnist, femnist, imdb, mocha, omniglot, shakespeare, texts, vehicle

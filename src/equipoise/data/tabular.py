@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.files import PathLike
-from equipoise.data.datasets.files import as_tensor, data_file, load_arrays, targets
+from equipoise.data.datasets.data_files import as_tensor, data_file, load_arrays, targets
 from equipoise.errors import InvalidData
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"

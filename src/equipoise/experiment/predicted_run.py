@@ -20,7 +20,6 @@ from equipoise.data.tables import (
     predicted_columns,
     read_columns,
     read_rows,
-    same_but_for_writing,
     shown_names,
 )
 from equipoise.errors import ConfigError, unknown_name
@@ -109,9 +108,6 @@ def _by_client(
     said += f"{counted(len(found.by_own) - done, 'row')} by the shared model"
     if found.others:
         said += f"; without an own model: {counted(len(found.others), 'client')} ({shown_names(found.others)})"
-        pairs = ((name, same_but_for_writing(name, own.ids)) for name in found.others)
-        alike = [f"{name!r}: did you mean {other!r}?" for name, other in pairs if other]
-        said += f"; {' '.join(alike[:3])}" + f" (and {len(alike) - 3} more such names)" * (len(alike) > 3) if alike else ""
     if found.without_client:
         said += f"; without a client: {counted(found.without_client, 'row')}"
     return found.columns, f"{said}. {own.worse}".rstrip()

@@ -12,15 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.core.trees import named_leaves
-from equipoise.data.clients.float32_rounding import Float32Rounding
 from equipoise.data.clients.ragged import Ragged
 from equipoise.data.clients.visited import Visited
-from equipoise.errors import InvalidData, is_integer, is_number
+from equipoise.errors import InvalidData, is_integer, is_number, notify
 
+Exact = dict[str, tuple[list[Tensor], Any]]  # by name, rows of float64 arrays before they became float32, and columns
 _ROWS_PER_CHECK = 65_536
+_MOST_SAMPLED = 2**20  # numbers of an array that are looked at for what rounding does to them
+_LOST, _CONSTANT = 0.01, 1e-12  # rounding that matters, as a share of the deviation; deviation that is itself rounding
 
 
-def as_tree(name: str, values: Any, rows: int | None = None, rounding: Float32Rounding | None = None) -> Any:
+def as_tree(name: str, values: Any, rows: int | None = None, rounding: Exact | None = None) -> Any:
     """Inputs or targets as a tensor, or as a tuple or dict of leaves.
 
     A tuple is one of several inputs if its entries are arrays, one of them of `rows` rows, where that is known; or if one is a
@@ -35,7 +37,7 @@ def as_tree(name: str, values: Any, rows: int | None = None, rounding: Float32Ro
     return as_leaf(name, values, rounding)
 
 
-def _entry(name: str, leaf: Any, rounding: Float32Rounding | None) -> Any:
+def _entry(name: str, leaf: Any, rounding: Exact | None) -> Any:
     """A leaf of a tuple or dict, which is neither itself."""
     if isinstance(leaf, dict) or (isinstance(leaf, tuple) and any(map(_is_array, leaf))):
         raise InvalidData(
@@ -62,7 +64,7 @@ def _has_array(value: Any) -> bool:
     return hasattr(type(value), "__array__") and hasattr(type(value), "__len__")
 
 
-def as_leaf(name: str, values: Any, rounding: Float32Rounding | None = None) -> Any:
+def as_leaf(name: str, values: Any, rounding: Exact | None = None) -> Any:
     """A tensor of finite numbers, or sequences; float64 becomes float32, in which models work by default."""
     if isinstance(values, Visited):
         return values
@@ -88,8 +90,22 @@ def as_leaf(name: str, values: Any, rounding: Float32Rounding | None = None) -> 
         largest = tensor[row].abs().max().item()
         raise InvalidData(f"{name}, row {row} holds {largest:.3g}, beyond the largest float32, 3.4e38. Scale {name}.")
     if rounding is not None:
-        rounding.add(name, tensor, single, _column_names(values))
+        step = -(-tensor.numel() // _MOST_SAMPLED) if tensor.numel() else 1
+        rounding.setdefault(name, ([], _column_names(values)))[0].append(tensor.detach()[::step].clone())
     return single
+
+
+def tell_of_rounding(source: str, exact: Exact) -> None:
+    """Give a notice of columns whose numbers float32 rounds by more than a hundredth of their standard deviation."""
+    lost = []
+    for name, (parts, columns) in exact.items():
+        if len({part.shape[1:] for part in parts}) == 1 and sum(map(len, parts)):
+            rows = torch.cat(parts)
+            deviation, error = rows.std(0, correction=0), (rows - rows.float()).abs().amax(0)
+            places = ((error > _LOST * deviation) & (deviation > _CONSTANT * rows.abs().amax(0))).nonzero().tolist()
+            lost += [f"{name}{_column(place, columns)}" for place in places[:3]] + ["…"] * (len(places) > 3)
+    if lost:
+        notify(f"{source}: float32 rounds away what tells numbers apart: {', '.join(lost)}. Subtract the mean first.")
 
 
 def _as_tensor(name: str, values: Any) -> Tensor:

@@ -11,10 +11,17 @@ from torch import Tensor
 
 from equipoise.core.abilities import is_part
 from equipoise.core.trees import leaves, map_tree
-from equipoise.data.clients.arrays import as_tree, client_of_rows, first_line, row_counts, rows_by_client
+from equipoise.data.clients.arrays import (
+    Exact,
+    as_tree,
+    client_of_rows,
+    first_line,
+    row_counts,
+    rows_by_client,
+    tell_of_rounding,
+)
 from equipoise.data.clients.client_set import ClientSet
 from equipoise.data.clients.federated_data import FederatedData
-from equipoise.data.clients.float32_rounding import Float32Rounding
 from equipoise.data.clients.label_range import IGNORE
 from equipoise.data.clients.leaves import first_bare_row, per_leaf, taken
 from equipoise.data.clients.packed_rows import offsets_of
@@ -77,7 +84,7 @@ def pack_rows(
     ignore_index: int = IGNORE,
 ) -> ClientSet:
     """The clients of arrays with one client per row, in the order of their names."""
-    rounding = Float32Rounding()
+    rounding: Exact = {}
     try:
         which, ids = client_of_rows(client)
         x, y = as_tree("x", x, len(which), rounding), as_tree("y", y, len(which), rounding)
@@ -90,7 +97,7 @@ def pack_rows(
         shown = ", ".join(f"{leaf} {count}" for leaf, count in counts.items())
         raise InvalidData(f"{name}: the numbers of rows differ ({shown}); each example needs all of them.")
     _refuse_odd_targets(y, name, classes, ignore_index, lambda row: f"row {row} of y")
-    rounding.tell(name)
+    tell_of_rounding(name, rounding)
     rows, sizes = rows_by_client(which, len(ids))
     made = ClientSet.trusted(
         x=map_tree(lambda leaf: taken(leaf, rows), x),
@@ -136,7 +143,8 @@ def from_dict(
     if isinstance(clients, list | tuple) and len(clients) > 0:
         fix = "Write dict(enumerate(…)) for a list of pairs (x, y)."
     require(good, "clients", "must map client ids to (x, y)", type(clients).__name__, fix)
-    triples, rounding = [], Float32Rounding()
+    triples: list[tuple[str, Any, Any]] = []
+    rounding: Exact = {}
     for owner, pair in clients.items():
         if not (isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2):
             raise InvalidData(f"{name}: client {owner!r} must be a pair (x, y), but is {type(pair).__name__}.")
@@ -151,7 +159,7 @@ def from_dict(
         triples.append((who, x, y))
     packed = ClientSet.pack(triples, scale=scale, shift=shift, source=name)
     _refuse_odd_targets(packed.y, name, classes, ignore_index, packed.place)
-    rounding.tell(name)
+    tell_of_rounding(name, rounding)
     return _split(packed, split_by, validation, test, seed, name, classes, ignore_index)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equipoise.data.datasets.bridges import from_folders, from_hugging_face, from_partitions
-from equipoise.data.datasets.files import FOLDER_VARIABLE, data_file, load_arrays, load_json, npz
+from equipoise.data.datasets.data_files import FOLDER_VARIABLE, data_file, load_arrays, load_json, npz
 from equipoise.data.datasets.generators import digits, gaussian_means, label_shift, synthetic
 from equipoise.data.datasets.idx_files import mnist_images
 from equipoise.data.datasets.leaf import leaf

@@ -15,7 +15,7 @@ from equipoise.data.clients.arrays import client_name, first_line
 from equipoise.data.clients.convert import from_arrays, from_dict, pack_rows, refuse_untrained_classes
 from equipoise.data.clients.federated_data import FederatedData
 from equipoise.data.clients.ragged import Ragged
-from equipoise.data.datasets.files import read_array
+from equipoise.data.datasets.data_files import read_array
 from equipoise.errors import FileGuard, InvalidData, InvalidParameter, require, unknown_name
 
 Columns = str | Sequence[str]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.files import PathLike
-from equipoise.data.datasets.files import data_file, unpacked_bytes
+from equipoise.data.datasets.data_files import data_file, unpacked_bytes
 from equipoise.errors import FileGuard, InvalidData
 
 UNSIGNED_BYTES = 8  # the code of the only type that MNIST and its relatives use

@@ -14,7 +14,7 @@ from torch import Tensor
 from equipoise.core.files import PathLike
 from equipoise.data.clients.client_set import ClientSet
 from equipoise.data.clients.federated_data import FederatedData
-from equipoise.data.datasets.files import load_json, targets
+from equipoise.data.datasets.data_files import load_json, targets
 from equipoise.data.datasets.text import WordVectors, encode_characters
 from equipoise.data.datasets.text import alphabet as alphabet_of
 from equipoise.errors import InvalidData, require

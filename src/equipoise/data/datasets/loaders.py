@@ -18,7 +18,7 @@ from equipoise.core.files import PathLike
 from equipoise.data.clients.client_set import ClientSet, large_enough
 from equipoise.data.clients.federated_data import FederatedData
 from equipoise.data.clients.splits import How, split, split_clients
-from equipoise.data.datasets.files import data_file, load_arrays, load_json, npz
+from equipoise.data.datasets.data_files import data_file, load_arrays, load_json, npz
 from equipoise.data.datasets.text import Features, WordVectors, alphabet, encode_characters, from_texts, glove
 from equipoise.data.partition import Partitioner, by_id, partitioner, to_clients
 from equipoise.errors import FileGuard, InvalidData, require

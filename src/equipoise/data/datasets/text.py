@@ -14,7 +14,7 @@ from torch import Tensor
 
 from equipoise.core.files import PathLike
 from equipoise.data.clients.client_set import ClientSet, large_enough
-from equipoise.data.datasets.files import data_file, load_arrays
+from equipoise.data.datasets.data_files import data_file, load_arrays
 from equipoise.errors import InvalidData, require
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from equipoise.core.files import PathLike, locked, make_folder, remove, write_atomically
 from equipoise.core.trees import leaves
-from equipoise.data.clients.batches import batches_of, batches_of_stream, leaf_bytes
+from equipoise.data.clients.client_batches import batches_of, batches_of_stream, leaf_bytes
 from equipoise.data.clients.client_set import ClientSet
 from equipoise.data.clients.federated_data import FederatedData
 from equipoise.data.clients.label_range import IGNORE

@@ -12,20 +12,17 @@ from numpy.typing import NDArray
 
 from equipoise.core.files import PathLike
 from equipoise.core.trees import select
-from equipoise.data.clients.batches import batches_of_stream
+from equipoise.data.clients.client_batches import batches_of_stream
 from equipoise.data.clients.client_set import ClientSet
 from equipoise.data.clients.splits import draw_clients
 from equipoise.data.store.store_writer import write_store, write_streams
-from equipoise.data.tables.arrow_tables import check_names
-from equipoise.data.tables.csv_files import csv_files, read_csv
-from equipoise.data.tables.csv_reading import places_of
+from equipoise.data.tables.arrow import TableFiles, check_names
+from equipoise.data.tables.checks import tell_of_unseen
+from equipoise.data.tables.column import CSV_DEFAULTS, Kind, TableColumn
 from equipoise.data.tables.frames import PARTS, client_names, from_frame, given_schema
-from equipoise.data.tables.repeated_header import refuse_repeated_header
-from equipoise.data.tables.schema import Schema, tell_of_unseen
-from equipoise.data.tables.table_column import Kind, TableColumn
-from equipoise.data.tables.table_files import CSV_NAMES, TableFiles, parquet_files
-from equipoise.data.tables.target_rule import TargetKind
-from equipoise.data.tables.written_values import refuse_unknown_columns
+from equipoise.data.tables.read import CSV_NAMES, csv_files, parquet_files, read_csv
+from equipoise.data.tables.rules import TargetKind
+from equipoise.data.tables.schema import Schema
 from equipoise.errors import InvalidData, InvalidParameter
 
 SUFFIXES = ".csv", ".csv.gz", ".parquet"
@@ -55,7 +52,7 @@ def write_table_store(
     target_kind: TargetKind | None = None,
     classes: int | Sequence[str] = 0,
     delimiter: str = ",",
-    decimal: str | Mapping[str, str] = ".",
+    decimal: str = ".",
     encoding: str = "utf-8",
     missing: Sequence[str] = (),
     thousands: str = "",
@@ -76,22 +73,13 @@ def write_table_store(
     """
     called = name or Path(source).name.partition(".")[0]
     parquet = Path(source).suffix == ".parquet" or (Path(source).is_dir() and any(Path(source).rglob("*.parquet")))
-    spelling: dict[str, Any] = {
-        "client": client,
-        "delimiter": delimiter,
-        "decimal": decimal,
-        "encoding": encoding,
-        "missing": missing,
-        "thousands": thousands,
-        "date_format": date_format,
-    }
+    given = (delimiter, decimal, encoding, missing, thousands, date_format)
+    spelling: dict[str, Any] = {"client": client, **dict(zip(CSV_DEFAULTS, given, strict=True))}
     if not parquet and Path(source).is_file() and Path(source).stat().st_size <= memory:
         table = read_csv(source, **spelling)  # at once, in one block
     else:
         files = parquet_files(source, client) if parquet else csv_files(source, **spelling)
         table = files.read() if files.bytes <= memory else files
-    if not parquet:
-        refuse_unknown_columns(decimal, table.column_names)
     fitting: dict[str, Any] = {"columns": columns, "kinds": kinds, "target_kind": target_kind}
     if not isinstance(table, TableFiles):
         data = from_frame(
@@ -100,7 +88,6 @@ def write_table_store(
         )  # fmt: skip
         return write_store(data, path, append=append)
     check_names(table, called, client=client, target=target)
-    refuse_repeated_header(table.batches(None), client, called, places_of(table))
     clients = _clients_in_order(table, client, called)
     drawn = draw_clients(clients, validation=validation, test=test, seed=seed)
     parts = dict(zip(PARTS, drawn, strict=True))
@@ -132,9 +119,7 @@ def _clients_in_order(table: TableFiles, client: str, name: str) -> ClientSet:
     starts: list[int] = []
     rows = 0
     for batch in table.batches([client]):
-        codes, names = client_names(
-            TableColumn(client, pa.chunked_array([batch.column(0)]), name, rows, places=places_of(table))
-        )
+        codes, names = client_names(TableColumn(client, pa.chunked_array([batch.column(0)]), name, rows))
         for place in np.flatnonzero(np.diff(codes, prepend=-1)).tolist():
             if not ids or names[codes[place]] != ids[-1]:
                 ids.append(names[codes[place]])
@@ -143,12 +128,10 @@ def _clients_in_order(table: TableFiles, client: str, name: str) -> ClientSet:
     if not ids:
         raise InvalidData(f"{name}: the table has no row; there is no example.")
     found: dict[str, int] = {}
-    places = places_of(table)
     if (again := next((k for k, each in enumerate(ids) if found.setdefault(each, k) != k), None)) is not None:
         raise InvalidParameter(
             "source", "must have the rows of each client together, since it is read in pieces", name,
-            f"Client {ids[again]!r} comes again in {places.words(starts[again])}. Sort the table by {client!r} first (in "
-            f"DuckDB: COPY (FROM 'in.parquet' ORDER BY {client}) TO 'out.parquet'), or give memory=… bytes to read it whole.",
+            f"Client {ids[again]!r} comes again in row {starts[again]}. Sort the table by {client!r}, or give memory=… bytes.",
         )  # fmt: skip
     offsets = torch.tensor([*starts, rows])
     return ClientSet.trusted(x=torch.empty(0), y=torch.empty(0), offsets=offsets, ids=tuple(ids), source=name)

@@ -21,23 +21,21 @@ from equipoise.data.clients.client_set import ClientSet, large_enough
 from equipoise.data.clients.federated_data import FederatedData, TablePlaces
 from equipoise.data.clients.packed_rows import offsets_of
 from equipoise.data.clients.splits import How, tell_of_untested
-from equipoise.data.tables.arrow_tables import arrow_table, check_names
-from equipoise.data.tables.client_columns import ClientNameCheck
-from equipoise.data.tables.csv_files import read_csv
-from equipoise.data.tables.csv_reading import kept_rows, places_of
-from equipoise.data.tables.duplicate_rows import tell_of_duplicates
-from equipoise.data.tables.missing_cells import refuse_missing
-from equipoise.data.tables.near_names import tell_of_similar
-from equipoise.data.tables.repeated_header import refuse_repeated_header
-from equipoise.data.tables.schema import Schema, tell_of_unseen
-from equipoise.data.tables.table_column import Kind, TableColumn
-from equipoise.data.tables.table_files import parquet_files, require_column_name
-from equipoise.data.tables.target_rule import TargetKind, tell_of_rare_classes
-from equipoise.data.tables.written_values import refuse_unknown_columns
-from equipoise.errors import InvalidData, InvalidParameter, notify, require, require_integer, unknown_name
+from equipoise.data.tables.arrow import arrow_table, check_names, require_column_name
+from equipoise.data.tables.checks import (
+    refuse_missing,
+    tell_of_client_name,
+    tell_of_copies,
+    tell_of_rare_classes,
+    tell_of_unseen,
+)
+from equipoise.data.tables.column import Kind, TableColumn, kept_rows, rows_before
+from equipoise.data.tables.read import parquet_files, read_csv
+from equipoise.data.tables.rules import TargetKind
+from equipoise.data.tables.schema import Schema
+from equipoise.errors import InvalidData, InvalidParameter, require, require_integer, unknown_name
 
 PARTS = ("train", "validation", "test")
-TOTALS = frozenset(("total", "totals", "grand total", "sum", "overall", "summe", "gesamt", "gesamtsumme", "totale", "all"))
 
 
 def from_frame(
@@ -80,11 +78,10 @@ def from_frame(
     subgroups by them. They are not inputs unless `columns` names them.
 
     `min_examples` leaves out all rows of clients that have fewer rows in the whole table. It comes before all else. Messages
-    count rows from 0, those that are left out included, and name the line of a CSV file.
+    count rows from 0, those that are left out included.
 
-    Notices name what looks odd, and the fix: texts in a column of numbers, whole numbers that look like identifiers of
-    rows, columns that name the client, rows that are there several times, names that look alike, categories that training did
-    not have, clients without an example to test or validate on.
+    Notices name what matters to the model: texts in a column of numbers, columns that name the client or tell the target, rows
+    that are there several times, rare classes, categories that training did not have, clients without an example to test on.
 
     `frame` is the table, or a dict of columns.
 
@@ -98,10 +95,8 @@ def from_frame(
     require_column_name("client", client)
     table = arrow_table(frame, name, client)
     check_names(table, name, client=client, target=target, split=split)
-    refuse_repeated_header([table], client, name, places_of(table))
-    answers = TableColumn.of(table, target, name, target=True)
+    answers = TableColumn.of(table, target, name)
     owners = _owners(TableColumn.of(table, client, name), answers if target_kind == "classes" else answers.as_dates())
-    _tell_of_totals(TableColumn.of(table, client, name), *owners)
     require_integer("min_examples", min_examples, 1)
     if min_examples > 1:
         table, owners = _large_clients(table, owners, min_examples, name)
@@ -117,26 +112,22 @@ def from_frame(
             table, target=target, client=client, split=split, rows=parts.train.x, columns=columns, kinds=kinds, one_hot=one_hot,
             target_kind=target_kind, classes=classes, source=name,
         )  # fmt: skip
-        tell_of_similar(schema, owners[1], client, name)
-        if (check := ClientNameCheck.of(owners[0])) is not None:
-            for rule in schema.columns:
-                if rule.becomes != "left out" and rule.name not in (kinds or {}):
-                    check.tell_of(TableColumn.of(table, rule.name, name), rule.kind)
+        for rule in schema.columns:
+            if rule.becomes != "left out" and rule.name not in (kinds or {}):
+                tell_of_client_name(TableColumn.of(table, rule.name, name), owners[0])
     else:
         options = {"columns": columns, "kinds": kinds, "one_hot": None if one_hot == 16 else one_hot}
         schema = given_schema(schema, target, **options, target_kind=target_kind, classes=classes or None)
     (x, unseen), y = schema.inputs_of(table, name), schema.targets(table, name)
     tell_of_unseen(unseen, name)
-    if fitted and not classes and target_kind is None:
-        tell_of_rare_classes(schema.target, y, name)
-    used = [*(rule.name for rule in schema.columns if rule.becomes != "left out"), target]
-    ignored = [each for each in table.column_names if each not in {*used, client}]
-    tell_of_duplicates(table, used, owners[0], ignored, split_by, name)
+    if fitted and schema.target.classes and not classes and target_kind is None:
+        tell_of_rare_classes(target, schema.target.classes, y, name)
+    tell_of_copies(table, [*schema.inputs, target], owners[0], name)
     if split_by == "examples":
         tell_of_untested(parts, None if split is not None else (validation, test), of_table=True)
     parts = parts.with_attributes(described) if described else parts
     sets: dict[str, Any] = {part: replace(rows, x=select(x, rows.x), y=y[rows.x]) for part, rows in parts.splits.items()}
-    kept = places_of(table).kept
+    kept = rows_before(table)
     places = {part: _places(rows, kept) for part, rows in parts.splits.items()}
     return replace(parts, **sets, classes=len(schema.target.classes), schema=schema, table_places=places)
 
@@ -153,7 +144,7 @@ def csv(
     client: str,
     target: str,
     delimiter: str = ",",
-    decimal: str | Mapping[str, str] = ".",
+    decimal: str = ".",
     encoding: str = "utf-8",
     missing: Sequence[str] = (),
     thousands: str = "",
@@ -165,10 +156,9 @@ def csv(
 
     Empty cells and NA, N/A, NaN, null and the like are missing; `missing` names more spellings, such as "?". The column
     `client` is read as text: 007 and 7 are two clients, 7 and 7.0 are the same, and NA is a client, too. Numbers are written
-    as 1005.5, or with `decimal=","` as 1005,5, or with `thousands="."`, too, as 1.005,5. `decimal={"price": ","}` is for
-    a file in which some columns have a comma and others a point. Cells with a comma are quoted if that is the delimiter.
-    Dates are written as 2026-11-16, or as `date_format` says ("%d.%m.%Y" for 16.11.2026). The name of the data is that of the
-    file, unless given.
+    as 1005.5, or with `decimal=","` as 1005,5, or with `thousands="."`, too, as 1.005,5. Cells with a comma are quoted if that
+    is the delimiter. Dates are written as 2026-11-16, or as `date_format` says ("%d.%m.%Y" for 16.11.2026). The name of the
+    data is that of the file, unless given.
 
     `delimiter` is what stands between cells.
 
@@ -179,7 +169,6 @@ def csv(
         path, client=client, delimiter=delimiter, decimal=decimal, encoding=encoding, missing=missing, thousands=thousands,
         date_format=date_format,
     )  # fmt: skip
-    refuse_unknown_columns(decimal, table.column_names)
     return from_frame(table, client=client, target=target, name=name or Path(path).stem, **options)
 
 
@@ -209,16 +198,6 @@ def _owners(column: TableColumn, target: TableColumn) -> tuple[NDArray[np.int64]
     codes, names = client_names(column, target)
     order, ids = client_of_rows(names)
     return order[codes], ids
-
-
-def _tell_of_totals(column: TableColumn, which: NDArray[np.int64], ids: tuple[str, ...]) -> None:
-    """Give a notice if the last row is the only one of a client that is called Total or the like."""
-    last = which == which[-1]
-    if ids[which[-1]].strip().casefold() in TOTALS and int(last.sum()) == 1:
-        text = (
-            f"{column}, {column.place(last)} is the only row of {ids[which[-1]]!r}, and the last: is it a total of the others?"
-        )
-        notify(f"{text} It is taken for a client, and its numbers for an example. Delete it if it is a total.")
 
 
 def _large_clients(
@@ -264,12 +243,9 @@ def _attributes(
         if (odd := codes != codes[first][which]).any():
             row = int(odd.argmax())
             before = int(first[which[row]])
-            here, there = (f"{[*texts, None][codes[k]]!r} in {column.places.words(k)}" for k in (row, before))
             raise InvalidData(
-                f"{column}, an attribute, holds {here}, but {there}, "
-                f"and both rows are of client {ids[which[row]]!r}. An attribute has one value for each client. Repair it, or "
-                'leave it out of attributes. To compare groups of rows, such as men and women, see "Groups of rows" in the '
-                "how-to guide on results."
+                f"{column}, an attribute, differs in row {column.row(before)} and row {column.row(row)}, both of client "
+                f"{ids[which[row]]!r}. An attribute has one value for each client: repair it, or leave it out of attributes."
             )
         found[name] = {client: texts[codes[k]] for client, k in zip(ids, first, strict=True) if codes[k] >= 0}
     return found
@@ -315,10 +291,10 @@ def _refuse_clients_in_two_parts(
         for client, place in zip(*np.unique(which[found], return_index=True), strict=True):
             if client in first:
                 other, row = first[client]
-                one, two = column.places.words(row), column.places.words(int(found[place]))
+                one, two = column.row(row), column.row(int(found[place]))
                 raise InvalidData(
-                    f"{column}: client {ids[client]!r} is in {other} ({one}) and in {part} ({two}). Put all "
-                    'rows of a client in one part, or write split_by="examples" to test on further examples of clients.'
+                    f"{column}: client {ids[client]!r} is in {other} (row {one}) and in {part} (row {two}). Put all rows of a "
+                    'client in one part, or write split_by="examples" to test on further examples of clients.'
                 )
             first[client] = part, int(found[place])
 

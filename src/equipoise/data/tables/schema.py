@@ -20,18 +20,12 @@ from equipoise.core.fingerprints import NO_PART_OF_FINGERPRINT
 from equipoise.core.plain_text import content_of, made_of, parse_json
 from equipoise.core.words import table_lines
 from equipoise.data.clients.client_set import prefix
-from equipoise.data.tables.arrow_tables import arrow_table, check_names
-from equipoise.data.tables.column_kinds import checked_kinds, usual_kind
-from equipoise.data.tables.column_rule import AS_ASKED, ColumnRule
-from equipoise.data.tables.csv_reading import Reading, reading_of
-from equipoise.data.tables.identifiers import tell_of_identifier
-from equipoise.data.tables.leaking_columns import AnswerCheck
-from equipoise.data.tables.missing_cells import count_missing
-from equipoise.data.tables.new_rows import read_rows
-from equipoise.data.tables.row_predictions import predicted_columns, table_like
-from equipoise.data.tables.table_column import Kind, TableColumn, shown_names, sorted_names
-from equipoise.data.tables.target_rule import TargetKind, TargetRule
-from equipoise.errors import FileGuard, InvalidData, InvalidParameter, notify, require, require_integer
+from equipoise.data.tables.arrow import arrow_table, check_names, table_like
+from equipoise.data.tables.checks import AnswerCheck, count_missing, tell_of_numbers_as_text, tell_of_unseen
+from equipoise.data.tables.column import CSV_DEFAULTS, Kind, Reading, TableColumn, reading_of, shown_names
+from equipoise.data.tables.read import parquet_files, read_csv
+from equipoise.data.tables.rules import AS_ASKED, ColumnRule, TargetKind, TargetRule, predicted_columns
+from equipoise.errors import FileGuard, InvalidData, InvalidParameter, nearest_name, notify, require, require_integer
 
 FORMAT = "equipoise schema 1"
 
@@ -98,59 +92,44 @@ class Schema:
             for name in inputs:
                 if not isinstance(name, str) or name not in known:
                     check_names(table, source, target=target, client=client, split=split, columns=name)
-        asked = checked_kinds(kinds or {}, inputs)
+        asked = _checked_kinds(kinds or {}, inputs)
         try:
             training = np.arange(table.num_rows)[... if rows is None else np.asarray(rows)]
         except IndexError as failure:
             raise InvalidParameter("rows", f"must be rows of {source}, as numbers or as a mask", rows, f"{failure}.") from None
         require(len(training) > 0, "rows", "must be at least one row to fit the schema on", rows)
         rules: list[ColumnRule] = []
-        constant: dict[str, str] = {}
-        odd: list[InvalidData] = []
-        answer, check, refused = None, None, None
-        answers = TableColumn.of(table, target, source, target=True)
-        unread: list[tuple[str, InvalidData]] = []  # columns of dates that the date_format of a CSV file does not read
-        dated = False  # whether it, or ISO 8601, reads another column
+        odd: list[InvalidData] = []  # a user repairs all columns at once
+        answer, check = None, None
+        answers = TableColumn.of(table, target, source)
         try:
             answer = TargetRule.fit(answers, training, target_kind, classes)
-            dated = answers.type_kind == "date"
             check = AnswerCheck.of(answers, answer.kind, training)
         except InvalidData as failure:
-            refused = failure
+            odd.append(failure)
         for name in inputs:  # one at a time: the columns of files on disk need not fit into memory together
             if asked.get(name) == "left out":
                 rules.append(ColumnRule(name, "category", "left out", note=AS_ASKED))
                 continue
             column = TableColumn.of(table, name, source)
-            first = bool(name) or table.column_names[0] == name  # pandas writes an index first, without a name
-            saved = first and _SAVED_INDEX.fullmatch(name) is not None and column.type_kind == "number"
-            if columns is None and name not in asked and saved:
-                text = f"{column} is taken for the index of a table that was saved with it, and left out"
-                cure = f"To use it: kinds={{{name!r}: 'number'}}. To save without it: frame.to_csv(path, index=False)."
-                notify(f"{text}. {cure}")
-                rules.append(ColumnRule(name, "number", "left out", note="the index of a saved table"))
-                continue
             try:
-                dated |= column.type_kind == "date"
-                kind = asked.get(name) or usual_kind(column.as_dates(), unread)
-                if name not in asked:
-                    tell_of_identifier(column)
-                if why := column.constant():
-                    constant[name] = why
+                if columns is None and name not in asked and _is_saved_index(column, table.column_names[0]):
+                    notify(f"{column} is the index of a saved table, and left out. To use it: kinds={{{name!r}: 'number'}}.")
+                    rules.append(ColumnRule(name, "number", "left out", note="the index of a saved table"))
+                elif why := column.constant():
+                    raise InvalidData(
+                        f"{column} tells no example from another: {why}. Leave it out: kinds={{{name!r}: 'left out'}}."
+                    )
                 else:
+                    kind = asked.get(name) or _usual_kind(column.as_dates())
                     rules.append(ColumnRule.fit(column, kind, training, one_hot))
                     if check is not None and name not in asked:
                         check.tell_of(column, kind)
-            except InvalidData as failure:  # a user repairs all columns at once
+            except InvalidData as failure:
                 odd.append(failure)
-        for text, refusal in unread:
-            if dated:
-                notify(text)
-            else:
-                odd.append(refusal)
-        if constant:
-            odd.append(_constant_columns(constant, source))
-        _refuse_all([*odd, *([] if refused is None else [refused])], source)
+        if odd:
+            lines = "".join(f"\n  {number}. {str(each).removeprefix(prefix(source))}" for number, each in enumerate(odd, 1))
+            raise odd[0] if len(odd) == 1 else InvalidData(f"{prefix(source)}{len(odd)} things are to be decided:{lines}")
         if answer is None or all(rule.becomes == "left out" for rule in rules):
             raise InvalidData(f"{source}: no column is left as an input; those that are there are left out or constant.")
         return cls(tuple(rules), answer, reading_of(table), client=client or "")
@@ -238,7 +217,7 @@ class Schema:
                 f"{source}: column {name!r} of the schema is missing; the table has {shown_names(table.column_names)}. Add it "
                 "(it may be empty), or fit another schema."
             )
-        return TableColumn.of(table, name, source, first=first, known=True, target=name == self.target.name)
+        return TableColumn.of(table, name, source, first)
 
     def describe(self) -> str:
         """A table of the columns: what becomes of each, and by which numbers of the training clients."""
@@ -273,26 +252,64 @@ class Schema:
             return cls.from_json(content_of(Path(path)).decode())
 
 
-def _constant_columns(found: Mapping[str, str], source: str) -> InvalidData:
-    """The refusal of columns that hold one value, or none, in the whole table: they tell no example from another."""
-    shown = ", ".join(f"{name!r} ({why})" for name, why in found.items())
-    cure = ", ".join(f"{name!r}: 'left out'" for name in found)
-    return InvalidData(f"{source}: columns tell no example from another: {shown}. Leave them out: kinds={{{cure}}}.")
+def _is_saved_index(column: TableColumn, first: str) -> bool:
+    """Whether a column is the index that pandas saved: a number without a name, in the first place."""
+    named = _SAVED_INDEX.fullmatch(column.name) is not None and (bool(column.name) or column.name == first)
+    return named and column.type_kind == "number"
 
 
-def _refuse_all(found: Sequence[InvalidData], source: str) -> None:
-    """Raise the one refusal that was found, or all of them in one message, each on a line of its own."""
-    if len(found) == 1:
-        raise found[0]
-    if found:
-        lines = (f"\n  {number}. {str(each).removeprefix(prefix(source))}" for number, each in enumerate(found, 1))
-        raise InvalidData(f"{prefix(source)}{len(found)} things are to be decided:{''.join(lines)}") from found[0]
+def _checked_kinds(kinds: Any, inputs: list[str]) -> Mapping[str, Any]:
+    """The kinds that a user asks for, by column; a name that is no input column, and an unknown kind, are refused."""
+    require(isinstance(kinds, Mapping), "kinds", "must map names of columns to kinds", kinds)
+    allowed = ("number", "boolean", "category", "date", "left out")
+    for name, kind in kinds.items():
+        rule = f"must name input columns, of {shown_names(inputs)}"
+        require(name in inputs, "kinds", rule, name, nearest_name(str(name), inputs))
+        require(kind in allowed, f"kinds[{name!r}]", f"must be one of {', '.join(allowed)}", kind)
+    return dict(kinds)
 
 
-def tell_of_unseen(unseen: Mapping[str, set[str]], source: str) -> None:
-    """A notice for each column with categories that training did not have, which names them."""
-    for name, categories in unseen.items():
-        listed = shown_names([repr(each) for each in sorted_names(list(categories))])
-        text = f"{prefix(source)}column {name!r} holds categories that training did not have: {listed}"
-        cure = "The model takes them for unknown. Repair them if they are misspelt; else train on rows that have them."
-        notify(f"{text}. {cure}")
+def _usual_kind(column: TableColumn) -> Kind:
+    """The kind by the column's type. Text that differs almost everywhere is refused."""
+    kind = column.type_kind
+    if kind == "category":
+        codes, names = column.names()
+        if column.is_text:
+            tell_of_numbers_as_text(column, codes, names, f"kinds={{{column.name!r}: 'category'}}")
+        if len(names) > 20 and 2 * len(names) > int((codes >= 0).sum()):
+            raise InvalidData(
+                f"{column} holds {len(names)} different texts in {len(codes)} rows. Leave it out, or say what it is, e.g. "
+                f"kinds={{{column.name!r}: 'left out'}}."
+            )
+    return kind or "category"
+
+
+def read_rows(path: PathLike, schema: Schema, reading: Mapping[str, Any], client: str = "") -> Any:
+    """The rows of a CSV or Parquet file as an Arrow table; columns that were text in training are text, as 007 is no 7.
+
+    A CSV file is read by the options `reading`, which stand for those of `data.csv`, and so is its column `client`.
+    """
+    return _read(path, reading, [rule.name for rule in schema.columns if _is_text(rule.categories)], client)
+
+
+def read_columns(path: PathLike, reading: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Some columns of a CSV or Parquet file as an Arrow table; those of a CSV file as text, as they are written."""
+    return _read(path, reading, names).select(list(names))
+
+
+def _read(path: PathLike, reading: Mapping[str, Any], text: Sequence[str], client: str = "") -> Any:
+    if Path(path).suffix == ".parquet" or Path(path).is_dir():
+        return parquet_files(path, client).read()
+    return read_csv(path, client=client, **{**CSV_DEFAULTS, **reading}, text=text)
+
+
+def _is_text(categories: tuple[str, ...]) -> bool:
+    """Whether categories are text that a reader could take for something else: some are neither numbers nor booleans."""
+
+    def is_read_back(name: str) -> bool:
+        try:
+            return name in ("True", "False") or repr(float(name)).removesuffix(".0") == name
+        except ValueError:
+            return False
+
+    return not all(map(is_read_back, categories))

@@ -1,9 +1,12 @@
-"""What models say about rows of a table if clients have models of their own: each row is predicted by its client's model."""
+"""What a trained model says about rows of a table: probabilities of classes, or numbers in the target's unit.
+
+If clients have models of their own, each row is predicted by its client's.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +16,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from equipoise.core.trees import select
-from equipoise.data.tables.arrow_tables import arrow_table
-from equipoise.data.tables.new_rows import read_rows
-from equipoise.data.tables.row_predictions import predicted_columns, table_like
-from equipoise.data.tables.schema import Schema
-from equipoise.data.tables.table_column import TableColumn
+from equipoise.data.tables.arrow import arrow_table, table_like
+from equipoise.data.tables.column import TableColumn
+from equipoise.data.tables.rules import predicted_columns
+from equipoise.data.tables.schema import Schema, read_rows
 from equipoise.errors import InvalidParameter, unknown_name
 
 PREDICTED_BY = "predicted by"  # the column that says which model predicted a row
@@ -45,7 +47,8 @@ def predict_by_client(
     """
     codes, names = column.names()
     order = np.argsort(codes, kind="stable")
-    groups = {names[code]: rows for code, rows in _groups(codes, order) if code >= 0} if len(codes) else {}
+    pieces = np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
+    groups = {names[codes[rows[0]]]: rows for rows in pieces if len(rows) and codes[rows[0]] >= 0}
     served = {client: rows for client, rows in groups.items() if client in known}
     by_own = np.zeros(len(codes), dtype=bool)
     for rows in served.values():
@@ -91,9 +94,3 @@ def predicted_table(
     inputs = schema.transform(table, source)
     found = predict_by_client(model_of, known, shared, inputs, schema, TableColumn.of(table, named, source))
     return table_like(frame, found.columns | {PREDICTED_BY: np.where(found.by_own, OWN, SHARED)})
-
-
-def _groups(codes: NDArray[np.int64], order: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Each code with its rows; `order` sorts the codes."""
-    for rows in np.split(order, np.flatnonzero(np.diff(codes[order])) + 1):
-        yield int(codes[rows[0]]), rows

@@ -1,33 +1,65 @@
-"""One column of a table as numbers, days or names; refusals name the column, the row and the line of a CSV file.
-
-Rows are counted from 0, as in arrays.
-"""
+"""One column of a table as numbers, days, names or codes; refusals name the row. How the table was read is in its metadata."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.core.words import counted
+from equipoise.core.plain_text import parse_json
 from equipoise.data.clients.arrays import first_line
 from equipoise.data.clients.client_set import prefix
-from equipoise.data.tables.csv_files import temporal_of_text
-from equipoise.data.tables.csv_reading import places_of, spelling_of, zeros_of
-from equipoise.data.tables.row_places import RowPlaces
-from equipoise.data.tables.written_values import days_of_text, decimal_signs, number_of_text, reading_advice
 from equipoise.errors import InvalidData
 
 Kind = Literal["number", "boolean", "category", "date"]
+Reading = str | tuple[str, ...]  # the value of an option
+CSV_DEFAULTS: dict[str, Any] = {
+    "delimiter": ",", "decimal": ".", "encoding": "utf-8", "missing": (), "thousands": "", "date_format": "",
+}  # fmt: skip
 
 _MICROSECONDS_PER_DAY = 86_400_000_000
 _MISSING = ("", "#n/a", "#n/a n/a", "#na", "<na>", "n/a", "na", "nan", "nat", "none", "null")  # among dates and numbers as text
-_NO_FILE = RowPlaces()
-PLAIN = {"number": "1005.5", "date": "2026-11-16"}  # as a number or a date can always be written
+_READ_BY, _KEPT = "equipoise csv", "equipoise kept rows"  # keys of metadata
+_MINUS = "\u2212"  # the minus sign, which is no hyphen
+_SPACES = "\u00a0\u202f"  # no-break spaces
+
+
+def metadata_of(table: Any) -> dict[str, Any]:
+    """The metadata of an Arrow table or of TableFiles."""
+    import pyarrow as pa
+
+    found = table.schema.metadata if isinstance(table, pa.Table) else table.metadata
+    return {str(key, "utf-8", "replace") if isinstance(key, bytes) else key: value for key, value in (found or {}).items()}
+
+
+def read_by(options: Mapping[str, Any]) -> dict[str, str]:
+    """The metadata of a table that was CSV files, read by these options."""
+    return {_READ_BY: json.dumps(dict(options))}
+
+
+def reading_of(table: Any) -> tuple[tuple[str, Reading], ...]:
+    """The options by which a CSV file was read and that are not the usual ones, each with its value."""
+    found = parse_json(metadata_of(table).get(_READ_BY, "{}"))
+    options = {name: tuple(value) if name == "missing" else value for name, value in found.items()}
+    return tuple((name, value) for name, value in options.items() if value != CSV_DEFAULTS[name])
+
+
+def kept_rows(table: Any, kept: NDArray[np.bool_]) -> Any:
+    """Those rows of an Arrow table where `kept` (N,) is true; its metadata say which these were."""
+    return table.filter(kept).replace_schema_metadata({**metadata_of(table), _KEPT: np.flatnonzero(kept).tobytes()})
+
+
+def rows_before(table: Any) -> NDArray[np.int64] | None:
+    """The rows of a table as it was before some were left out; None if none were."""
+    found = metadata_of(table)
+    return np.frombuffer(found[_KEPT], np.int64) if _KEPT in found else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,25 +70,21 @@ class TableColumn:
     values: Any  # pyarrow.ChunkedArray
     source: str = "table"
     first: int = 0  # the row of the table that the column begins with, if it is a piece of one
-    spelling: Mapping[str, str] | None = None  # how numbers and dates of a CSV file were read; None: it was none
-    known: bool = False  # whether a schema says its kind already, so that no message may advise `kinds`
-    zeros: bool = False  # whether it would be numbers of a CSV file, did none of them begin with 0
-    target: bool = False  # whether it is the target, which `kinds` does not name
-    places: RowPlaces = _NO_FILE  # where its rows are for a person
+    reading: Mapping[str, Any] | None = None  # the options by which a CSV file was read
+    kept: NDArray[np.int64] | None = None  # its rows, as the table had them before some were left out
 
     @classmethod
-    def of(cls, table: Any, name: str, source: str, **more: Any) -> TableColumn:
+    def of(cls, table: Any, name: str, source: str, first: int = 0) -> TableColumn:
         """The column of a name of an Arrow table or of TableFiles."""
-        told: dict[str, Any] = {
-            "spelling": spelling_of(table, name),
-            "places": places_of(table),
-            "zeros": name in zeros_of(table),
-        }
-        return cls(name, table.column(name), source, **told, **more)
+        return cls(name, table.column(name), source, first, dict(reading_of(table)), rows_before(table))
+
+    def row(self, row: int) -> int:
+        """A row of the column as the whole table counts it, from 0."""
+        return self.first + row if self.kept is None else int(self.kept[row])
 
     def place(self, where: NDArray[Any]) -> str:
-        """In words, the first row of the table where something (N,) is true, and its line in a CSV file."""
-        return self.places.words(self.first + int(where.argmax()))
+        """The first row of the table where something (N,) is true."""
+        return f"row {self.row(int(where.argmax()))}"
 
     def __str__(self) -> str:
         return f"{prefix(self.source)}column {self.name!r}"
@@ -77,29 +105,19 @@ class TableColumn:
             return "boolean"
         if kinds.is_integer(of) or kinds.is_floating(of) or kinds.is_decimal(of):
             return "number"
-        if self._is_text(of):
+        if _is_text(of):
             return "category"
         if kinds.is_temporal(of) and not kinds.is_interval(of):
             return "date"
         raise InvalidData(
-            f"{self} holds {of}. A column must hold numbers, booleans, text, categories or dates. "
-            + ("Give it as in training." if self.known else f"Spread it over several columns, or {self._left_out}.")
+            f"{self} holds {of}, but must hold numbers, booleans, text, categories or dates. Spread it over several columns, "
+            f"or leave it out: kinds={{{self.name!r}: 'left out'}}."
         )
-
-    @property
-    def _left_out(self) -> str:
-        return f"leave it out: kinds={{{self.name!r}: 'left out'}}"
 
     @property
     def is_text(self) -> bool:
         """Whether the column holds text, not made a category by its owner."""
-        return self._is_text(self.values.type)
-
-    @staticmethod
-    def _is_text(of: Any) -> bool:
-        import pyarrow.types as kinds
-
-        return bool(kinds.is_string(of) or kinds.is_large_string(of) or kinds.is_string_view(of))
+        return _is_text(self.values.type)
 
     def as_dates(self) -> TableColumn:
         """The column with dates and times for its text, if all of it is written as in a CSV file; else the column itself.
@@ -112,9 +130,10 @@ class TableColumn:
         if not self.is_text or self.values.null_count == len(self.values):
             return self
         encoded = self.decoded().combine_chunks().dictionary_encode()
-        texts, missing = encoded.dictionary, _are_missing(encoded.dictionary)
+        texts = encoded.dictionary
+        missing = compute.is_in(compute.utf8_lower(compute.utf8_trim_whitespace(texts)), pa.array(_MISSING, texts.type))
         known = texts.filter(compute.invert(missing))
-        if not len(known) or not known[0].as_py()[:1].isdecimal() or (found := temporal_of_text(known)) is None:
+        if not len(known) or not known[0].as_py()[:1].isdecimal() or (found := _temporal_of_text(known)) is None:
             return self
         places = compute.subtract(compute.cumulative_sum(compute.invert(missing).cast(pa.int64())), 1)
         places = compute.if_else(missing, pa.scalar(None, pa.int64()), places)
@@ -128,10 +147,9 @@ class TableColumn:
         if kind == "date":
             raise InvalidData(f"{self} holds dates ({self.values.type}), but numbers are expected.")
         if kind == "category":
-            return self._parsed(lambda text: number_of_text(text, self.spelling), "number")
+            return self._parsed(lambda text: number_of_text(text, self.reading or {}), "number")
         values: NDArray[np.float64] = self.values.cast(pa.float64(), safe=False).to_numpy().astype(np.float64)
-        infinite = np.isinf(values)
-        if infinite.any():
+        if (infinite := np.isinf(values)).any():
             found = f"{self.place(infinite)} holds {values[infinite][0]}"
             raise InvalidData(f"{self}, {found}. Repair or drop that row, or make the value missing.")
         return values
@@ -148,18 +166,22 @@ class TableColumn:
 
         kind = self.type_kind
         if kind == "category":
-            if (dates := self.as_dates()) is not self:
-                return dates.days()
-            return self._parsed(days_of_text, "date")
-        if kind == "number" and bool(np.isnan(self.numbers()).all()):  # an empty column, as pandas reads it
-            kind = None
-        if kind not in ("date", None):
-            raise InvalidData(f"{self} holds {self.values.type}, but dates are expected.")
-        if kind is None:
+            dates = self.as_dates()
+            return self._parsed(_days_of_text, "date") if dates is self else dates.days()
+        if kind is None or (kind == "number" and bool(np.isnan(self.numbers()).all())):  # an empty column, as pandas reads it
             return np.full(len(self.values), np.nan)
+        if kind != "date":
+            raise InvalidData(f"{self} holds {self.values.type}, but dates are expected.")
         counts = self.decoded().cast(pa.int64()).cast(pa.float64(), safe=False)
         days: NDArray[np.float64] = counts.to_numpy().astype(np.float64) / _MICROSECONDS_PER_DAY
         return days
+
+    def numbers_of_kind(self, kind: Kind) -> NDArray[np.float64]:
+        """Numbers, dates as days, or booleans as 0 and 1, (N,), NaN where they are missing; other numbers are no booleans."""
+        values = self.days() if kind == "date" else self.numbers()
+        if kind == "boolean" and (odd := ~np.isnan(values) & (values != 0) & (values != 1)).any():
+            raise InvalidData(f"{self}, {self.place(odd)} holds {values[odd][0]:g}, but must be true or false, or 0 or 1.")
+        return values
 
     def missing(self) -> NDArray[np.bool_]:
         """Where a value is missing, (N,): blank text is."""
@@ -177,15 +199,25 @@ class TableColumn:
             return np.full(len(self.values), -1), []
         encoded = self.decoded().combine_chunks().dictionary_encode()
         known: dict[str, int] = {}
-        codes = [-1]
-        for value in self._listed(encoded.dictionary):
-            missing = _is_missing(value)
-            codes.append(-1 if missing else known.setdefault(text_of(value), len(known)))
+        values = self._listed(encoded.dictionary)
+        codes = [-1, *(-1 if _is_missing(each) else known.setdefault(text_of(each), len(known)) for each in values)]
         places = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         return np.array(codes)[places.astype(np.int64) + 1], list(known)
 
+    def codes(self) -> NDArray[np.int64]:
+        """Numbers (N,) that are equal where values are, −1 where one is missing; numbers are not made text."""
+        import pyarrow as pa
+
+        if self.type_kind in (None, "category"):
+            return self.names()[0]
+        if pa.types.is_floating(self.values.type):
+            numbers = self.values.cast(pa.float64()).to_numpy() + 0.0  # of which -0.0 is 0.0
+            return np.where(np.isnan(numbers), -1, np.unique(numbers, return_inverse=True)[1])
+        indices = self.decoded().combine_chunks().dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        return np.where(self.missing(), -1, indices.astype(np.int64))
+
     def constant(self) -> str:
-        """In words, what a column of one value or none holds; empty if its rows differ."""
+        """What a column of one value or none holds; empty if its rows differ."""
         if self.type_kind is None:
             return "all missing"
         values, known = self.decoded(), []
@@ -203,7 +235,7 @@ class TableColumn:
 
         dictionary = kinds.is_dictionary(self.values.type)
         of = wanted = self.values.type.value_type if dictionary else self.values.type
-        if self._is_text(of):
+        if _is_text(of):
             wanted = pa.large_string()
         elif kinds.is_duration(of):
             wanted = pa.duration("us")
@@ -232,48 +264,71 @@ class TableColumn:
             try:
                 values.append(np.nan if name.strip().lower() in _MISSING else parse(name))
             except (ValueError, OverflowError):
-                texts = [each for each in names if each.strip().lower() not in _MISSING]
-                cure = reading_advice(what, self.name, texts, self.spelling)
-                if not cure and what == "number" and (mixed := self.mixed_decimals(codes, names)):
-                    raise InvalidData(f"{self} {mixed}") from None
-                raise InvalidData(
-                    f"{self}, {self.place(codes == code)} holds {name!r}, which is no {what} as it stands. "
-                    f"{cure or self._repair(what)}"
-                ) from None
+                values.append(np.inf)
             if np.isinf(values[-1]):
-                raise InvalidData(f"{self}, {self.place(codes == code)} holds {name!r}. Repair it, or make it missing.")
+                raise InvalidData(
+                    f"{self}, {self.place(codes == code)} holds {name!r}, which is no {what}. Repair it, make it missing, or "
+                    "name how it is written: decimal, thousands or date_format of data.csv."
+                )
         return np.array(values)[codes + 1]
 
-    def mixed_decimals(self, codes: NDArray[np.int64], names: Sequence[str]) -> str:
-        """What is said of text that has both signs of decimals, 1,5 and 1.5: where each is first; empty if it has one."""
-        found = []
-        for sign, texts in decimal_signs(names).items():
-            cells = np.isin(codes, [names.index(text) for text in texts])
-            first = names[codes[int(cells.argmax())]]
-            found.append(f"a decimal {sign} in {counted(int(cells.sum()), 'cell')} (first in {self.place(cells)}: {first!r})")
-        if len(found) < 2:
-            return ""
-        cure = 'Write all of them with a point, or all of them with a comma and give decimal=",".'
-        if self.spelling is None:
-            cure = f"Write all of them with a point, in pandas by frame[{self.name!r}].str.replace(',', '.').astype(float)."
-        return f"mixes two ways to write numbers: {' and '.join(found)}. {cure}"
 
-    def _repair(self, what: str) -> str:
-        """The cure for text that no option reads as numbers or dates."""
-        plain = PLAIN[what]
-        if self.target:
-            return f"Write it as {plain}, or drop the row. If the target is a class: target_kind='classes'."
-        if self.known:
-            return f"Training had {what}s there. Write it as {plain}, or make it missing."
-        return f"Write it as {plain}, make it missing, or use the column as kinds={{{self.name!r}: 'category'}}."
+def number_of_text(text: str, reading: Mapping[str, Any]) -> float:
+    """The number that a text writes, by the options of its CSV file if it has one; ValueError if it is none.
+
+    True and false are 1 and 0. The minus sign of typesetters is a minus. ASCII digits alone are numbers.
+    """
+    plain = text.strip().replace(_MINUS, "-")
+    if plain.lower() in ("true", "false"):
+        return float(plain.lower() == "true")
+    decimal, thousands = reading.get("decimal", "."), reading.get("thousands", "")
+    if thousands.isspace():
+        plain, thousands = plain.translate(dict.fromkeys(map(ord, _SPACES), " ")), " "
+    pattern = rf"{number_pattern(decimal, thousands)}(?:[eE][-+]?\d+)?"
+    if (decimal, thousands) != (".", "") and re.fullmatch(pattern, plain) is None:
+        raise ValueError(f"{text!r} is no number")
+    if "_" in plain or not plain.isascii():
+        raise ValueError(f"{text!r} is no number")
+    return float(plain.replace(thousands, "").replace(decimal, "."))
 
 
-def _are_missing(texts: Any) -> Any:
-    """Which texts, an Arrow array, stand for a missing date: blanks, NA and the like."""
+def number_pattern(decimal: str, thousands: str) -> str:
+    """The regular expression of a number in groups of three digits, or in one."""
+    grouped = rf"\d{{1,3}}(?:{re.escape(thousands)}\d{{3}})+|" if thousands else ""
+    return rf"[-+]?(?:(?:{grouped}\d+)(?:{re.escape(decimal)}\d*)?|{re.escape(decimal)}\d+)"
+
+
+def _days_of_text(text: str) -> float:
+    """The days since 1970-01-01 (UTC) of a date or time in ISO 8601; ValueError if it is none."""
+    moment = datetime.fromisoformat(text)
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() / 86_400
+
+
+def _temporal_of_text(texts: Any) -> Any:
+    """Texts, an Arrow array without missing ones, as the dates or times that a CSV file would hold; None if one is neither."""
     import pyarrow as pa
-    from pyarrow import compute
+    from pyarrow import csv
+    from pyarrow.types import is_temporal
 
-    return compute.is_in(compute.utf8_lower(compute.utf8_trim_whitespace(texts)), pa.array(_MISSING, texts.type))
+    written = pa.BufferOutputStream()
+    csv.write_csv(pa.table({"text": texts}), written)
+    options = {
+        "read_options": csv.ReadOptions(use_threads=False, block_size=written.tell() + 1),  # a type is that of all texts
+        "parse_options": csv.ParseOptions(newlines_in_values=True),
+        "convert_options": csv.ConvertOptions(null_values=[], strings_can_be_null=True),
+    }
+    try:
+        found = csv.read_csv(pa.BufferReader(written.getvalue()), **options).column(0)
+    except pa.ArrowException:
+        return None
+    return found.combine_chunks() if is_temporal(found.type) and len(found) == len(texts) else None
+
+
+def _is_text(of: Any) -> bool:
+    import pyarrow.types as kinds
+
+    return bool(kinds.is_string(of) or kinds.is_large_string(of) or kinds.is_string_view(of))
 
 
 def _is_missing(value: Any) -> bool:
