@@ -607,14 +607,6 @@ def test_rows_of_a_store_are_checked_once_and_before_they_are_copied_to_a_device
         moved_in_pieces(data.train, torch.device("meta"))
 
 
-def test_too_little_disk_space_is_refused_before_the_first_byte(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 100))
-    for clients in (ClientSet.pack(some_clients()), list(some_clients()), split_clients(ClientSet.pack(some_clients()))):
-        with pytest.raises(NotWritten, match=r"needs 0\.00 GB, but its disk has 0\.00 GB free"):
-            write_store(clients, tmp_path / "a")
-        assert not content(tmp_path / "a")
-
-
 def test_a_disk_that_runs_full_is_named_and_the_write_goes_on_later(tmp_path):
     def write(path, limit):
         store_writer.JOURNAL_BYTES, client_batches.BATCH_BYTES = 6000, 3000

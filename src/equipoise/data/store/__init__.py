@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from equipoise.data.store.mapped_files import MappedFile, file_of, map_file
 from equipoise.data.store.store_files import read_manifest
-from equipoise.data.store.store_reader import check_store, open_store, refuse_changed_store
-from equipoise.data.store.store_rows import RowCheck
+from equipoise.data.store.store_reader import RowCheck, check_store, open_store, refuse_changed_store
 from equipoise.data.store.store_writer import write_store
 from equipoise.data.store.table_store import holds_table, write_table_store
 

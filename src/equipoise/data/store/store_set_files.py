@@ -1,35 +1,98 @@
-"""The files of one set of clients while they are written: batches are checked, and a thread writes them."""
+"""The files of one set of clients while they are written: they grow, and every whole block of them gets a checksum."""
 
 from __future__ import annotations
 
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
-from equipoise.core.files import make_folder, sync_folder
+from equipoise.core.files import DurableFile, make_folder, sync_folder
 from equipoise.core.numbers import Numbers
 from equipoise.data.clients.client_set import ClientSet
 from equipoise.data.clients.label_range import LabelRange
 from equipoise.data.clients.ragged import Ragged
-from equipoise.data.store.checksummed_file import ChecksummedFile
-from equipoise.data.store.store_files import Content, as_manifest_entry, contents, leaf_names, mapped_clients
-from equipoise.data.store.store_folder import disk_failures_in_words
-from equipoise.errors import InvalidData
+from equipoise.data.store.store_files import (
+    CHECKSUMS,
+    DIGEST_BYTES,
+    Content,
+    as_manifest_entry,
+    block_digest,
+    contents,
+    leaf_names,
+    mapped_clients,
+)  # fmt: skip
+from equipoise.errors import InvalidData, NotWritten
 
-_WAITING = 2  # batches that may wait to be written
+
+@contextmanager
+def disk_failures_in_words(folder: Path, done: int = 0) -> Iterator[None]:
+    """Turn a failure of the disk into a message that says how many clients are there, and how to go on."""
+    try:
+        yield
+    except OSError as failure:
+        raise NotWritten(
+            f"{folder} could not be written on after {done} clients: {failure.strerror or failure}. Make room, or see to the "
+            "folder's permissions, and start the same call again: it goes on where it stopped."
+        ) from failure
+
+
+class ChecksummedFile:
+    """A file that grows, with the checksum of each whole block in a file beside it."""
+
+    def __init__(self, path: Path, length: int, block: int) -> None:
+        self.path, self.length, self.block = path, length, block
+        self.file = _opened_at(path, length)
+        self.checksums = _opened_at(path.with_name(f"{path.name}{CHECKSUMS}"), length // block * DIGEST_BYTES)
+        self.within = length % block
+        self.digest = block_digest(self.file.read_at(length - self.within, self.within))
+
+    def write(self, data: Numbers) -> None:
+        """Add bytes at the end."""
+        view = memoryview(data)  # type: ignore[arg-type]
+        self.file.write(view)
+        self.length += len(view)
+        while len(view):
+            part, view = view[: self.block - self.within], view[self.block - self.within :]
+            self.digest.update(part)
+            self.within += len(part)
+            if self.within == self.block:
+                self.checksums.write(self.digest.digest())
+                self.digest, self.within = block_digest(), 0
+
+    @property
+    def rest(self) -> str:
+        """The checksum of what lies after the last whole block; empty if nothing does."""
+        return str(self.digest.hexdigest()) if self.within else ""
+
+    def flush(self) -> None:
+        """Bring all that was written to the disk."""
+        for file in (self.file, self.checksums):
+            file.sync()
+
+    def close(self) -> None:
+        """Close both files; what the disk does not take any more was not noted as written."""
+        for file in (self.file, self.checksums):
+            with suppress(OSError):
+                file.close()
+
+
+def _opened_at(path: Path, length: int) -> DurableFile:
+    """A file open for writing after its first bytes; what a killed write left behind them is cut off."""
+    if (path.stat().st_size if path.exists() else 0) < length:
+        raise InvalidData(f"{path} is shorter than it was when it was written. Delete the folder, and write the store again.")
+    return DurableFile(path, length)
 
 
 class SetFiles:
-    """The open files of one set of clients; a thread writes a batch and its checksums while the next is packed."""
+    """The open files of one set of clients."""
 
     def __init__(self, folder: Path, entry: Content, header: Content) -> None:
         self.folder, self.entry, self.header, self.written = folder, entry, header, 0
         with disk_failures_in_words(folder):
             make_folder(folder)
             self.files = {name: ChecksummedFile(folder / name, size, header["block"]) for name, size in entry["files"].items()}
-        self.worker, self.pending = ThreadPoolExecutor(1), deque[Future[None]]()
         self.known = _KeySet()
         if entry["clients"]:
             self.known.add(np.fromfile(folder / "keys", np.uint64, entry["clients"]))
@@ -46,31 +109,17 @@ class SetFiles:
                     self.files[name] = ChecksummedFile(self.folder / name, 0, self.header["block"])
                 entry["files"][name] = entry["files"].get(name, 0) + len(part)
                 self.written += len(part)
-            self._wait_for_all_but(_WAITING)
-            self.pending.append(self.worker.submit(self._write, data))
+                self.files[name].write(part)
         entry["clients"] += len(clients)
         entry["examples"] += clients.examples
         for name, leaf in leaf_names(clients).items():
             if isinstance(leaf, Ragged):
                 entry["longest"][name] = max(leaf.longest, entry["longest"].get(name, 0))
 
-    def _write(self, data: dict[str, Numbers]) -> None:
-        for name, part in data.items():
-            self.files[name].write(part)
-
-    def _wait_for_all_but(self, last: int) -> None:
-        while len(self.pending) > last:
-            self.pending.popleft().result()
-
     def _refuse_bad_ids(self, clients: ClientSet) -> None:
         for name in clients.ids:
-            if not name or not name.isascii():
-                try:
-                    empty = not name.encode()
-                except UnicodeEncodeError:
-                    raise InvalidData(f"{self.header['name']}: the id {name!r} is no valid text (UTF-8). Rename it.") from None
-                if empty:
-                    raise InvalidData(f"{self.header['name']}: a client has an empty id. Name it.")
+            if not name or any("\ud800" <= letter <= "\udfff" for letter in name):
+                raise InvalidData(f"{self.header['name']}: the id {name!r} is empty or no valid text (UTF-8). Rename it.")
         keys = clients.host_keys.numpy().view(np.uint64)
         if (doubtful := self.known.add(keys)).size:
             suspects = [clients.ids[k] for k in np.flatnonzero(np.isin(keys, doubtful)).tolist()]
@@ -88,14 +137,12 @@ class SetFiles:
         if found is None:
             return
         if found.lowest < 0 or (classes and found.highest >= classes):
-            for k in range(len(clients)):
-                each = clients.take([k]).label_range(self.header["ignore_index"])
-                if each is not None and (each.lowest < 0 or (classes and each.highest >= classes)):
-                    allowed = f"0 … {classes - 1 if classes else 'C − 1'}"
-                    raise InvalidData(
-                        f"{self.header['name']}: client {clients.ids[k]!r} has classes {each.lowest} … {each.highest}, but "
-                        f"they must be {allowed}. Only {self.header['ignore_index']} may stand for a target to ignore."
-                    )
+            ranges = ((name, clients.take([k]).label_range(self.header["ignore_index"])) for k, name in enumerate(clients.ids))
+            odd, each = next((n, r) for n, r in ranges if r and (r.lowest < 0 or (classes and r.highest >= classes)))
+            raise InvalidData(
+                f"{self.header['name']}: client {odd!r} has classes {each.lowest} … {each.highest}, but they must be 0 … "
+                f"{classes - 1 if classes else 'C − 1'}, or {self.header['ignore_index']} for a target to ignore."
+            )
         before = self.entry["labels"]
         if before is not None:
             lowest, highest = min(before[0], found.lowest), max(before[1], found.highest)
@@ -104,7 +151,6 @@ class SetFiles:
 
     def flush(self) -> None:
         """Bring all that was written to the disk."""
-        self._wait_for_all_but(0)
         for file in self.files.values():
             file.flush()
         sync_folder(self.folder)
@@ -113,7 +159,6 @@ class SetFiles:
 
     def close(self) -> None:
         """Close the files, in whatever state."""
-        self.worker.shutdown(cancel_futures=True)
         for file in self.files.values():
             file.close()
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from equipoise.core.files import PathLike, locked, make_folder, remove, write_atomically
-from equipoise.core.trees import leaves
-from equipoise.data.clients.client_batches import batches_of, batches_of_stream, leaf_bytes
+from equipoise.data.clients.client_batches import batches_of, batches_of_stream
 from equipoise.data.clients.client_set import ClientSet
 from equipoise.data.clients.federated_data import FederatedData
 from equipoise.data.clients.label_range import IGNORE
@@ -39,12 +37,12 @@ from equipoise.data.store.store_files import (
     schema_digest,
     set_digest,
 )
-from equipoise.data.store.store_folder import LOCK, disk_failures_in_words, refuse_foreign_folder, remove_leftovers, remove_lock
-from equipoise.data.store.store_set_files import SetFiles
+from equipoise.data.store.store_set_files import SetFiles, disk_failures_in_words
 from equipoise.data.tables.schema import Schema
-from equipoise.errors import InvalidData, InvalidParameter, NotWritten, require, require_integer
+from equipoise.errors import InvalidData, InvalidParameter, require, require_integer
 
 JOURNAL_BYTES = 1 << 27  # written between two notes of progress
+LOCK = ".lock"
 
 
 def write_store(
@@ -77,7 +75,7 @@ def write_store(
     adopts = append and not isinstance(clients, ClientSet | FederatedData) and scale is None and shift == 0.0
     return write_streams(
         _streams(clients, scale, shift, called), path, name=called, classes=classes, ignore_index=ignore_index, schema=schema,
-        append=append, adopts=adopts, size=_size_of(clients),
+        append=append, adopts=adopts,
     )  # fmt: skip
 
 
@@ -91,17 +89,13 @@ def write_streams(
     schema: Schema | None = None,
     append: bool = False,
     adopts: bool = False,
-    size: int | None = None,
 ) -> Path:
-    """Write the clients of each set, in batches, into a store. With `adopts`, scale, shift and schema are those of the store.
-
-    `size` are the bytes that they will take, if known.
-    """
+    """Write the clients of each set, in batches, into a store. With `adopts`, scale, shift and schema are as they are there."""
     folder = Path(path).expanduser().absolute()
     header: Content = {"format": FORMAT, "block": BLOCK_BYTES, "name": name, "classes": classes}
     header |= {"ignore_index": ignore_index, "schema": schema_digest(schema)}
     with disk_failures_in_words(folder):
-        refuse_foreign_folder(folder)
+        _refuse_foreign_folder(folder)
     (first_name, first), *others = streams.items()
     batch = next(first, None)
     if batch is None:
@@ -112,10 +106,9 @@ def write_streams(
         with disk_failures_in_words(folder):
             make_folder(folder)
             stack.enter_context(locked(folder / LOCK, wait=False))
-            stack.callback(remove_lock, folder)
-            remove_leftovers(folder)
+            stack.callback(_remove_lock, folder)
+            _remove_leftovers(folder)
         writer = _StoreWriter.begin(folder, header, list(streams), append, adopts)
-        writer.refuse_full_disk(size)
         writer.note()
         if schema is not None:
             with disk_failures_in_words(folder):
@@ -155,17 +148,37 @@ def _streams(clients: Any, scale: Any, shift: Any, name: str) -> dict[str, Itera
     return {"clients": batches_of_stream(clients, scale=scale, shift=shift, source=name)}
 
 
-def _size_of(clients: Any) -> int | None:
-    """The bytes that clients will take, as far as they are known before."""
-    if isinstance(clients, FederatedData):
-        return sum(_size_of(part) or 0 for part in clients.splits.values())
-    if isinstance(clients, ClientSet):
-        row = sum(leaf_bytes(leaf) / len(leaf) for leaf in (*leaves(clients.x), *leaves(clients.y)))
-        return int(row * clients.examples) + 40 * len(clients)
-    if not isinstance(clients, Sequence) or not all(isinstance(each, tuple) and len(each) == 3 for each in clients):
-        return None
-    parts = [leaf for _, x, y in clients for leaf in (*leaves(x), *leaves(y))]
-    return sum(map(leaf_bytes, parts)) if all(isinstance(leaf, Ragged | Tensor | np.ndarray) for leaf in parts) else None
+def _refuse_foreign_folder(folder: Path) -> None:
+    """Refuse a path that is a file, and a folder that holds files but neither a store nor the beginning of one."""
+    if folder.exists() and not folder.is_dir():
+        raise InvalidParameter("path", "must be a folder for the store", str(folder), "A file has this name; choose another.")
+    ours = any((folder / name).exists() for name in (MANIFEST, PROGRESS))
+    strange = (
+        [] if ours or not folder.is_dir() else sorted(each.name for each in folder.iterdir() if not _is_leftover(each.name))
+    )
+    if strange:
+        raise InvalidParameter(
+            "path", "must be a new or empty folder, or a store", str(folder),
+            f"It holds other files, e.g. {strange[0]!r}. Choose another folder.",
+        )  # fmt: skip
+
+
+def _is_leftover(name: str) -> bool:
+    """Whether a file is what a killed write may leave beside the store."""
+    return name == LOCK or (name.endswith(".tmp") and name.startswith((f".{MANIFEST}.", f".{PROGRESS}.", f".{SCHEMA}.")))
+
+
+def _remove_lock(folder: Path) -> None:
+    """Remove the lock of a store, if the folder can be written."""
+    with suppress(OSError):  # in a folder that may not be written, which was refused before
+        (folder / LOCK).unlink(missing_ok=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove the unfinished files that killed writes have left in the folder of a store."""
+    for each in folder.iterdir():
+        if _is_leftover(each.name) and each.name != LOCK:
+            each.unlink(missing_ok=True)
 
 
 class _StoreWriter:
@@ -223,18 +236,6 @@ class _StoreWriter:
             "path", "must be a new folder, or hold the beginning of what is to be written", str(self.folder),
             f"It holds another store: {difference}. Choose another folder, or delete this one; append=True adds clients.",
         )  # fmt: skip
-
-    def refuse_full_disk(self, needed: int | None) -> None:
-        """Refuse a write that the disk has no room for, before the first byte."""
-        if needed is None or self.complete:
-            return
-        there = sum(sum(entry["files"].values()) for entry in self.progress["sets"].values() if not self.progress["append"])
-        free = shutil.disk_usage(self.folder).free
-        if needed - there > free:
-            raise NotWritten(
-                f"{self.folder} needs {(needed - there) / 1e9:.2f} GB, but its disk has {free / 1e9:.2f} GB free. "
-                "Make room, or choose a folder on another disk."
-            )
 
     def write_set(self, name: str, stream: Iterator[ClientSet]) -> None:
         """Write the clients of a set, except those that the store has already, which must be the same."""
@@ -309,13 +310,8 @@ class _StoreWriter:
 
 
 def _shown_kind(tree: Content) -> str:
-    """Inputs or targets of a manifest in words."""
-    names = tree["names"] or [""] * len(tree["leaves"])
-    kinds = [
-        f"{name} {leaf['type']} {'sequences of ' if leaf['ragged'] else ''}{tuple(leaf['shape'])}".strip()
-        for name, leaf in zip(names, tree["leaves"], strict=True)
-    ]
-    return ", ".join(kinds) if tree["kind"] == "tensor" else f"a {tree['kind']} ({', '.join(kinds)})"
+    """The types and shapes of inputs or targets of a manifest."""
+    return ", ".join(f"{'ragged ' if leaf['ragged'] else ''}{leaf['type']} {tuple(leaf['shape'])}" for leaf in tree["leaves"])
 
 
 def _same_values(new: ClientSet, k: int, old: ClientSet, first: int, count: int) -> bool:

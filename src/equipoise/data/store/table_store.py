@@ -19,7 +19,7 @@ from equipoise.data.store.store_writer import write_store, write_streams
 from equipoise.data.tables.arrow import TableFiles, check_names
 from equipoise.data.tables.checks import tell_of_unseen
 from equipoise.data.tables.column import CSV_DEFAULTS, Kind, TableColumn
-from equipoise.data.tables.frames import PARTS, client_names, from_frame, given_schema
+from equipoise.data.tables.frames import PARTS, categories_asked, client_names, from_frame, given_schema
 from equipoise.data.tables.read import CSV_NAMES, csv_files, parquet_files, read_csv
 from equipoise.data.tables.rules import TargetKind
 from equipoise.data.tables.schema import Schema
@@ -75,6 +75,7 @@ def write_table_store(
     parquet = Path(source).suffix == ".parquet" or (Path(source).is_dir() and any(Path(source).rglob("*.parquet")))
     given = (delimiter, decimal, encoding, missing, thousands, date_format)
     spelling: dict[str, Any] = {"client": client, **dict(zip(CSV_DEFAULTS, given, strict=True))}
+    spelling["text"] = categories_asked(kinds)
     if not parquet and Path(source).is_file() and Path(source).stat().st_size <= memory:
         table = read_csv(source, **spelling)  # at once, in one block
     else:

@@ -167,7 +167,7 @@ def csv(
     _check_options(options, csv, {"sep": "delimiter", "na_values": "missing", "decimal_point": "decimal"})
     table = read_csv(
         path, client=client, delimiter=delimiter, decimal=decimal, encoding=encoding, missing=missing, thousands=thousands,
-        date_format=date_format,
+        date_format=date_format, text=categories_asked(options.get("kinds")),
     )  # fmt: skip
     return from_frame(table, client=client, target=target, name=name or Path(path).stem, **options)
 
@@ -183,6 +183,11 @@ def parquet(path: PathLike, *, client: str, target: str, name: str = "", **optio
     _check_options(options, parquet, {})
     table = parquet_files(path, client).read()
     return from_frame(table, client=client, target=target, name=name or Path(path).stem, **options)
+
+
+def categories_asked(kinds: Any) -> list[str]:
+    """The columns that a user asks for as categories: those of a CSV file are text as they stand, as 01234 is no 1234."""
+    return [name for name, kind in kinds.items() if kind == "category"] if isinstance(kinds, Mapping) else []
 
 
 def _check_options(options: Mapping[str, Any], reader: Callable[..., Any], elsewhere: Mapping[str, str]) -> None:
