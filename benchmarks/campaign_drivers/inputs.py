@@ -23,7 +23,7 @@ import equipoise as eq
 from campaign_drivers import scenes
 from campaign_drivers.findings import Finding, in_child
 from campaign_drivers.input_samples import bomb, mutated, samples, wide
-from equipoise.data.datasets import load_json
+from equipoise.data.datasets.data_files import load_json
 from equipoise.errors import EquipoiseError
 from equipoise.experiment.folder import read_records
 from equipoise.experiment.search import read_search

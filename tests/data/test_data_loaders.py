@@ -23,7 +23,7 @@ from equipoise.data import (
     texts,
     vehicle,
 )
-from equipoise.data.datasets import FOLDER_VARIABLE
+from equipoise.data.datasets.data_files import FOLDER_VARIABLE
 from equipoise.data.datasets.text import LETTERS, encode_characters, words
 from equipoise.errors import InvalidData, InvalidParameter
 

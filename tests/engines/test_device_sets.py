@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import equipoise as eq
 from equipoise.data.clients import ClientSet, Ragged
-from equipoise.data.clients.read_ahead import pages
+from equipoise.data.store.mapped_files import pages
 from equipoise.engines.device_sets import DataWindow, DeviceSets, moved_in_pieces, set_bytes
 
 CPU = torch.device("cpu")

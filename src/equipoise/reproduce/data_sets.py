@@ -15,7 +15,9 @@ import torch
 from equipoise.core.rng import generator
 from equipoise.data import ClientSet, WordVectors, femnist, glove, leaf, shakespeare, split_clients, split_examples, texts
 from equipoise.data.clients import FederatedData
-from equipoise.data.datasets import FOLDER_VARIABLE, UNKNOWN, Features, synthetic
+from equipoise.data.datasets.data_files import FOLDER_VARIABLE
+from equipoise.data.datasets.generators import synthetic
+from equipoise.data.datasets.text import UNKNOWN, Features
 from equipoise.errors import InvalidData
 from equipoise.reproduce.entry import Need
 

@@ -15,7 +15,8 @@ from equipoise.attacks.malicious import Sent
 from equipoise.core.abilities import attack_traits
 from equipoise.core.rng import generator
 from equipoise.data.clients import ClientSet, FederatedData, split_examples
-from equipoise.data.datasets import data_file, load_arrays, load_json, mnist_images
+from equipoise.data.datasets.data_files import data_file, load_arrays, load_json
+from equipoise.data.datasets.idx_files import mnist_images
 from equipoise.data.partition import to_clients
 from equipoise.errors import InvalidData
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.core.signature import Signature
-from equipoise.data.datasets import load_arrays
+from equipoise.data.datasets.data_files import load_arrays
 from equipoise.data.tables import Schema, read_csv
 from equipoise.errors import InvalidData
 

@@ -6,14 +6,10 @@ from equipoise.data.clients.arrays import as_tree
 from equipoise.data.clients.client_set import ClientSet, prefix
 from equipoise.data.clients.convert import from_arrays, from_datasets, from_dict, stack_examples
 from equipoise.data.clients.federated_data import FederatedData
-from equipoise.data.clients.label_range import IGNORE, LabelRange
-from equipoise.data.clients.leaves import as_leaf, shown_shape
-from equipoise.data.clients.packed_rows import offsets_of, rows_in_turn
-from equipoise.data.clients.ragged import Ragged
-from equipoise.data.clients.read_ahead import ReadAhead
+from equipoise.data.clients.leaves import IGNORE, LabelRange, as_leaf, offsets_of, rows_in_turn, shown_shape
+from equipoise.data.clients.ragged import Ragged, Visited
 from equipoise.data.clients.splits import How, split, split_clients, split_examples
 from equipoise.data.clients.store_state import StoredIds
-from equipoise.data.clients.visited import Visited
 
 __all__ = [
     "IGNORE",
@@ -22,7 +18,6 @@ __all__ = [
     "How",
     "LabelRange",
     "Ragged",
-    "ReadAhead",
     "StoredIds",
     "Visited",
     "as_leaf",

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.core.trees import named_leaves
-from equipoise.data.clients.ragged import Ragged
-from equipoise.data.clients.visited import Visited
+from equipoise.data.clients.ragged import Ragged, Visited
 from equipoise.errors import InvalidData, is_integer, is_number, notify
 
 Exact = dict[str, tuple[list[Tensor], Any]]  # by name, rows of float64 arrays before they became float32, and columns

@@ -12,8 +12,7 @@ from torch import Tensor
 from equipoise.core.trees import leaves, map_tree
 from equipoise.data.clients.arrays import as_tree, client_name
 from equipoise.data.clients.client_set import ClientSet
-from equipoise.data.clients.ragged import Ragged
-from equipoise.data.clients.visited import Visited
+from equipoise.data.clients.ragged import Ragged, Visited
 from equipoise.errors import InvalidData
 
 BATCH_BYTES = 1 << 24

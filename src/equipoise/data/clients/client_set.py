@@ -15,12 +15,9 @@ from torch import Tensor
 from equipoise.core.rng import name_keys
 from equipoise.core.trees import leaves, map_tree, named_leaves
 from equipoise.data.clients import leaves as leaf_of
-from equipoise.data.clients.label_range import LabelRange, find_label_range
-from equipoise.data.clients.leaves import shown_shape
-from equipoise.data.clients.packed_rows import offsets_of, rows_in_turn
-from equipoise.data.clients.ragged import MULTIPLE, Ragged
+from equipoise.data.clients.leaves import LabelRange, find_label_range, offsets_of, rows_in_turn, shown_shape
+from equipoise.data.clients.ragged import MULTIPLE, Ragged, Visited
 from equipoise.data.clients.store_state import StoredIds, StoreState
-from equipoise.data.clients.visited import Visited
 from equipoise.errors import InvalidData, InvalidParameter, is_integer, require
 
 

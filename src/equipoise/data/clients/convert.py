@@ -22,12 +22,9 @@ from equipoise.data.clients.arrays import (
 )
 from equipoise.data.clients.client_set import ClientSet
 from equipoise.data.clients.federated_data import FederatedData
-from equipoise.data.clients.label_range import IGNORE
-from equipoise.data.clients.leaves import first_bare_row, per_leaf, taken
-from equipoise.data.clients.packed_rows import offsets_of
-from equipoise.data.clients.ragged import Ragged
+from equipoise.data.clients.leaves import IGNORE, first_bare_row, offsets_of, per_leaf, taken
+from equipoise.data.clients.ragged import Ragged, Visited, read_example
 from equipoise.data.clients.splits import How, split, tell_of_untested
-from equipoise.data.clients.visited import Visited, read_example
 from equipoise.errors import InvalidData, is_integer, notify, require
 
 _LARGER = 1.5  # times the share of clients to test on that was asked for

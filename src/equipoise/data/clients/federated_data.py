@@ -17,8 +17,7 @@ from torch import Tensor
 from equipoise.core.trees import leaves
 from equipoise.core.words import counted
 from equipoise.data.clients.client_set import ClientSet
-from equipoise.data.clients.label_range import IGNORE
-from equipoise.data.clients.leaves import shown_shape
+from equipoise.data.clients.leaves import IGNORE, shown_shape
 from equipoise.data.clients.ragged import Ragged
 from equipoise.errors import InvalidData, InvalidParameter, is_integer, notify, require
 from equipoise.subgroups import checked_attributes

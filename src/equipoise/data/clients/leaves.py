@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise.core.trees import leaves, map_tree, named_leaves
-from equipoise.data.clients.ragged import Ragged
-from equipoise.data.clients.visited import Visited
+from equipoise.data.clients.ragged import Ragged, Visited
 from equipoise.errors import InvalidData, require
 
 _ROWS_PER_CHECK = 65_536
@@ -193,3 +192,44 @@ def hashed_parts(tree: Any) -> list[object]:
     if isinstance(tree, Visited):
         return ["read at every visit", tree.shape, tree.dtype, tree.places]
     return [part for name, leaf in named_leaves("", tree).items() for part in (name, *hashed_parts(leaf))]
+
+
+def offsets_of(sizes: Tensor) -> Tensor:
+    """The first row of each of n clients that own `sizes` (n,) rows one after the other, and the number of rows: (n + 1,)."""
+    return torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+
+
+def rows_in_turn(starts: Tensor, sizes: Tensor) -> Tensor:
+    """The rows of clients one after another, whose first rows and sizes are `starts` (n,) and `sizes` (n,)."""
+    ends = sizes.cumsum(0)
+    return torch.arange(int(ends[-1])) + (starts - ends + sizes).repeat_interleave(sizes)
+
+
+IGNORE = -100  # the usual class of places that losses ignore
+
+
+class LabelRange(NamedTuple):
+    """The smallest and the largest class of some targets, and whether some of their places are ignored."""
+
+    lowest: int
+    highest: int
+    ignored: bool
+
+
+def find_label_range(targets: Any, ignore: int, place: Callable[[int], str]) -> LabelRange | None:
+    """The range of the classes of targets, without the class `ignore`; None if targets are not classes.
+
+    An example all of whose targets are ignored is refused; `place` says in words where a row is.
+    """
+    if not isinstance(targets, Tensor | Ragged) or targets.is_floating_point():
+        return None
+    values = targets.values if isinstance(targets, Ragged) else targets
+    lowest, highest = int(values.min()), int(values.max())
+    padded = isinstance(targets, Ragged) and targets.pad == ignore
+    if lowest > ignore or not bool((known := values != ignore).logical_not().any()):
+        return LabelRange(lowest, highest, padded)
+    if (row := first_bare_row(targets, known)) is not None:
+        raise InvalidData(f"{place(row)} has no target that counts: all are of the ignored class. Drop it.")
+    if not bool(known.any()):
+        return LabelRange(0, 0, True)
+    return LabelRange(int(values[known].min()), int(values[known].max()), True)

@@ -16,7 +16,7 @@ from equipoise.core.numbers import Numbers
 from equipoise.core.rng import first_uniforms, generator
 from equipoise.data.clients.client_set import ClientSet
 from equipoise.data.clients.federated_data import FederatedData
-from equipoise.data.clients.label_range import IGNORE
+from equipoise.data.clients.leaves import IGNORE
 from equipoise.errors import InvalidParameter, notify, require, require_number
 
 How = Literal["clients", "examples"]

@@ -23,8 +23,7 @@ from equipoise.core.numbers import Numbers
 from equipoise.core.plain_text import parse_json, typed
 from equipoise.core.trees import leaves
 from equipoise.data.clients.client_set import ClientSet
-from equipoise.data.clients.label_range import LabelRange
-from equipoise.data.clients.leaves import tree_like
+from equipoise.data.clients.leaves import LabelRange, tree_like
 from equipoise.data.clients.ragged import Ragged
 from equipoise.data.clients.store_state import StoredIds, StoreState, file_stat
 from equipoise.data.store.mapped_files import map_file

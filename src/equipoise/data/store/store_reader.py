@@ -16,9 +16,7 @@ from equipoise.core.task_trial import TRIED_ROWS
 from equipoise.core.trees import named_leaves
 from equipoise.data.clients.client_set import ClientSet
 from equipoise.data.clients.federated_data import FederatedData
-from equipoise.data.clients.label_range import LabelRange
-from equipoise.data.clients.leaves import taken
-from equipoise.data.clients.packed_rows import rows_in_turn
+from equipoise.data.clients.leaves import LabelRange, rows_in_turn, taken
 from equipoise.data.clients.ragged import Ragged
 from equipoise.data.clients.splits import How, split
 from equipoise.data.store.store_files import (

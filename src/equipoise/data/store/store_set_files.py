@@ -11,7 +11,7 @@ import numpy as np
 from equipoise.core.files import DurableFile, make_folder, sync_folder
 from equipoise.core.numbers import Numbers
 from equipoise.data.clients.client_set import ClientSet
-from equipoise.data.clients.label_range import LabelRange
+from equipoise.data.clients.leaves import LabelRange
 from equipoise.data.clients.ragged import Ragged
 from equipoise.data.store.store_files import (
     CHECKSUMS,

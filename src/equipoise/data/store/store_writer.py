@@ -16,7 +16,7 @@ from equipoise.core.files import PathLike, locked, make_folder, remove, write_at
 from equipoise.data.clients.client_batches import batches_of, batches_of_stream
 from equipoise.data.clients.client_set import ClientSet
 from equipoise.data.clients.federated_data import FederatedData
-from equipoise.data.clients.label_range import IGNORE
+from equipoise.data.clients.leaves import IGNORE
 from equipoise.data.clients.ragged import Ragged
 from equipoise.data.store.store_files import (
     BLOCK_BYTES,

@@ -19,7 +19,7 @@ from equipoise.data.clients import splits
 from equipoise.data.clients.arrays import client_of_rows, rows_by_client
 from equipoise.data.clients.client_set import ClientSet, large_enough
 from equipoise.data.clients.federated_data import FederatedData, TablePlaces
-from equipoise.data.clients.packed_rows import offsets_of
+from equipoise.data.clients.leaves import offsets_of
 from equipoise.data.clients.splits import How, tell_of_untested
 from equipoise.data.tables.arrow import arrow_table, check_names, require_column_name
 from equipoise.data.tables.checks import (
