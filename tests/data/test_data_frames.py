@@ -136,7 +136,7 @@ def test_types_of_a_csv_come_from_all_its_rows(tmp_path):
 
 
 @told
-@pytest.mark.filterwarnings("ignore:.*clients without an example to")
+@pytest.mark.filterwarnings("ignore:.*clients without an example for")
 def test_splits():
     inside = load(split_by="examples", test=0.5, classes=["no", "yes"])
     assert inside.train.ids == inside.test.ids == ("a", "b", "c")
@@ -185,7 +185,7 @@ def test_ids_of_clients():
 
 @pytest.mark.parametrize("min_examples", [1, 3])
 @pytest.mark.parametrize("split_by", ["clients", "examples"])
-@pytest.mark.filterwarnings("ignore:.*clients without an example to")
+@pytest.mark.filterwarnings("ignore:.*clients without an example for")
 def test_the_rows_of_the_table_that_each_client_is_tested_on(split_by, min_examples):
     """Every row is in one split, under its own client, and its numbers are those of the example."""
     who = np.array([0, *np.random.default_rng(1).permutation(np.repeat(np.arange(1, 8), 7)), 0])  # client 0 has two rows

@@ -30,19 +30,10 @@ def as_tree(name: str, values: Any, rows: int | None = None, rounding: Exact | N
     if isinstance(values, dict):
         if not values or not all(isinstance(key, str) for key in values):
             raise InvalidData(f"{name} as a dict must map names of the model's arguments to arrays.")
-        return {key: _entry(f"{name}[{key!r}]", leaf, rounding) for key, leaf in values.items()}
+        return {key: as_leaf(f"{name}[{key!r}]", leaf, rounding) for key, leaf in values.items()}
     if isinstance(values, tuple) and values and _is_tree(values, rows):
-        return tuple(_entry(f"{name}[{i}]", leaf, rounding) for i, leaf in enumerate(values))
+        return tuple(as_leaf(f"{name}[{i}]", leaf, rounding) for i, leaf in enumerate(values))
     return as_leaf(name, values, rounding)
-
-
-def _entry(name: str, leaf: Any, rounding: Exact | None) -> Any:
-    """A leaf of a tuple or dict, which is neither itself."""
-    if isinstance(leaf, dict) or (isinstance(leaf, tuple) and any(map(_is_array, leaf))):
-        raise InvalidData(
-            f"{name} is a {type(leaf).__name__}, but inputs and targets are trees of one level. Move its arrays up one level."
-        )
-    return as_leaf(name, leaf, rounding)
 
 
 def _is_tree(values: tuple[Any, ...], rows: int | None) -> bool:
@@ -56,11 +47,7 @@ def _is_array(value: Any) -> bool:
     """Whether something is an array of one or more dimensions, of whatever library."""
     if isinstance(value, Tensor | np.ndarray):
         return value.ndim > 0
-    return isinstance(value, Ragged | Visited) or _has_array(value)
-
-
-def _has_array(value: Any) -> bool:
-    return hasattr(type(value), "__array__") and hasattr(type(value), "__len__")
+    return isinstance(value, Ragged | Visited) or (hasattr(type(value), "__array__") and hasattr(type(value), "__len__"))
 
 
 def as_leaf(name: str, values: Any, rounding: Exact | None = None) -> Any:
@@ -70,6 +57,8 @@ def as_leaf(name: str, values: Any, rounding: Exact | None = None) -> Any:
     if isinstance(values, Ragged):
         _refuse_non_finite(name, values.values, None, values.offsets)
         return values
+    if isinstance(values, dict) or (isinstance(values, tuple) and any(map(_is_array, values))):
+        raise InvalidData(f"{name} is a {type(values).__name__}, but trees have one level. Move its arrays up one level.")
     tensor = values if isinstance(values, Tensor) else _as_tensor(name, values)
     if tensor.is_complex():
         raise InvalidData(f"{name} holds complex numbers ({tensor.dtype}). Give real and imaginary parts as two features.")
@@ -108,17 +97,14 @@ def tell_of_rounding(source: str, exact: Exact) -> None:
 
 
 def _as_tensor(name: str, values: Any) -> Tensor:
-    if isinstance(values, list) and any(isinstance(row, Tensor) for row in values[:1]):
-        try:
-            return torch.stack([torch.as_tensor(row) for row in values])
-        except (TypeError, ValueError, RuntimeError) as failure:
-            raise InvalidData(f"{name} must be an array of numbers with equal shapes: {first_line(failure)}") from failure
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
         row = int(np.argwhere(np.ma.getmaskarray(values))[0, 0])
         raise InvalidData(f"{name}, row {row} is masked. Drop that example; data.from_frame takes tables with missing values.")
     try:
+        if isinstance(values, list) and any(isinstance(row, Tensor) for row in values[:1]):
+            return torch.stack([torch.as_tensor(row) for row in values])
         array = np.asarray(values)
-    except ValueError as failure:  # rows of different lengths
+    except (TypeError, ValueError, RuntimeError) as failure:  # rows of different lengths
         raise InvalidData(
             f"{name} must be an array of numbers with equal shapes: {first_line(failure)}. Sequences of different lengths are "
             "a leaf Ragged.of(sequences) of a dict."
@@ -126,11 +112,8 @@ def _as_tensor(name: str, values: Any) -> Tensor:
     if array.dtype.kind == "O":
         array = _numbers_of_objects(name, array, _column_names(values))
     if array.dtype.kind not in "biuf":
-        what = {"c": "complex numbers", "U": "text", "S": "bytes", "M": "dates", "m": "times"}.get(
-            array.dtype.kind, "no numbers"
-        )
         hint = " Did you swap y and client?" if name == "y" and array.dtype.kind in "US" else ""
-        raise InvalidData(f"{name} holds {what} ({array.dtype}), but must hold numbers.{hint} Tables: data.from_frame.")
+        raise InvalidData(f"{name} holds {array.dtype}, but must hold numbers.{hint} Tables: data.from_frame.")
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # long doubles, which torch does not know
         array = array.astype(np.float64)
     if not array.dtype.isnative:
@@ -141,30 +124,19 @@ def _as_tensor(name: str, values: Any) -> Tensor:
 
 def _numbers_of_objects(name: str, array: NDArray[Any], columns: Any) -> NDArray[Any]:
     """An array of Python objects as numbers, whole labels as integers; a column of text, or a missing value, is named."""
+    labels = name == "y" and array.size and all(is_integer(value) or isinstance(value, bool | np.bool_) for value in array.flat)
     try:
-        if name == "y" and array.size and all(is_integer(value) or isinstance(value, bool | np.bool_) for value in array.flat):
-            return array.astype(np.int64)
+        return array.astype(np.int64 if labels else np.float64)
     except OverflowError as failure:
-        raise InvalidData(f"{name} holds a whole number beyond 64 bits. Give smaller ones, or float32.") from failure
-    try:
-        return array.astype(np.float64)
-    except OverflowError as failure:
-        raise InvalidData(f"{name} holds a whole number beyond float64. Give smaller ones.") from failure
+        raise InvalidData(f"{name} holds a whole number that is too large. Give smaller ones, or float32.") from failure
     except (TypeError, ValueError):
         for place, value in np.ndenumerate(array):
             try:
                 float(value)
             except (TypeError, ValueError):
-                where = f"row {place[0]}{_column(place[1:], columns)}"
-                shape = (
-                    " Rows of different lengths: use Ragged."
-                    if hasattr(value, "__len__") and not isinstance(value, str)
-                    else ""
-                )
-                swapped = " Did you swap y and client?" if name == "y" and isinstance(value, str) else ""
                 raise InvalidData(
-                    f"{name}, {where} holds {value!r}, which is no number.{shape}{swapped} Tables with text or missing values: "
-                    "data.from_frame(frame, client=…, target=…)."
+                    f"{name}, row {place[0]}{_column(place[1:], columns)} holds {value!r}, which is no number. Tables with "
+                    "text or missing values: data.from_frame(frame, client=…, target=…); rows of different lengths: Ragged."
                 ) from None
         raise
 

@@ -98,9 +98,7 @@ class ClientSet:
         if not isinstance(self.ids, tuple):
             raise InvalidData(f"{origin}client ids must be a list or tuple of text, found {type(self.ids).__name__}.")
         if odd := [i for i in self.ids if not isinstance(i, str)]:
-            missing = odd[0] is None or odd[0] != odd[0]
-            fix = "Drop the rows without a client, or name it." if missing else "Use str(id)."
-            raise InvalidData(f"{origin}client ids must be text, found {odd[0]!r:.60}. {fix}")
+            raise InvalidData(f"{origin}client ids must be text, found {odd[0]!r:.60}. Use str(id), or drop rows without one.")
         if len(self.offsets) != len(self.ids) + 1:
             raise InvalidData(f"{origin}{len(self.ids)} ids need {len(self.ids) + 1} offsets, got {len(self.offsets)}.")
         if not self.ids:
@@ -113,8 +111,7 @@ class ClientSet:
                 f"{origin}{empty.numel()} of {len(self.ids)} clients have no example: {names}. Drop them, or give them data."
             )
         if len(set(self.ids)) != len(self.ids):
-            ordered = sorted(self.ids)
-            twice = sorted({a for a, b in pairwise(ordered) if a == b})
+            twice = sorted({a for a, b in pairwise(sorted(self.ids)) if a == b})
             raise InvalidData(f"{origin}client ids must differ; repeated: {', '.join(twice[:5])}.")
 
     def refuse_non_finite(self, place: Callable[[int, str], str]) -> None:
@@ -286,13 +283,9 @@ class ClientSet:
 
     def client(self, which: str | None = None, *, at: int | None = None) -> tuple[Any, Any]:
         """(x, y) of one client, by its id or by its position `at`, as a model sees them."""
-        if is_integer(which):
-            raise InvalidParameter(
-                "which", "must be a client id, which is text", which, f"Write at={which} for a position, or {str(which)!r}."
-            )
-        if (which is None) == (at is None):
-            fix = "Write client(id) or client(at=0)."
-            raise InvalidParameter("which", "or at must be given, and not both", (which, at), fix)
+        if is_integer(which) or (which is None) == (at is None):
+            fix = "Write client(id) with text, or client(at=0) for a position."
+            raise InvalidParameter("which", "must be a client id, or at a position, and not both", (which, at), fix)
         if which is not None and which not in self.ids:
             raise InvalidParameter(
                 "which", f"must be one of the {len(self)} client ids", which, f"The first is {self.ids[0]!r}."

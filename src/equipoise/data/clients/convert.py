@@ -86,8 +86,7 @@ def pack_rows(
         which, ids = client_of_rows(client)
         x, y = as_tree("x", x, len(which), rounding), as_tree("y", y, len(which), rounding)
     except InvalidData as failure:
-        stop = "" if failure.args[0].endswith(".") else "."
-        hint = f"{stop} {_PER_CLIENT}" if _holds_clients(x, y) else ""
+        hint = f" {_PER_CLIENT}" if isinstance(x, list) and isinstance(x[0] if x else 0, Tensor | np.ndarray) else ""
         raise InvalidData(f"{name}: {failure}{hint}") from None
     counts = row_counts(x=x, y=y) | {"client": len(which)}
     if len(set(counts.values())) > 1:
@@ -107,15 +106,6 @@ def pack_rows(
     )
     made.check_leaves()
     return made
-
-
-def _holds_clients(x: Any, y: Any) -> bool:
-    """Whether x and y are lists with the examples and the targets of one client at each place."""
-    if not (isinstance(x, list | tuple) and isinstance(y, list | tuple) and len(x) == len(y) > 1):
-        return False
-    if not all(isinstance(each, Tensor | np.ndarray) and each.ndim for each in (*x, *y)):
-        return False
-    return all(len(one) == len(other) for one, other in zip(x, y, strict=True))
 
 
 def from_dict(
@@ -193,15 +183,13 @@ def _refuse_odd_targets(y: Any, name: str, classes: int, ignore: int, place: Cal
     known = values[values >= 0]
     found = torch.bincount(known).nonzero().flatten() if highest < _MOST_CLASSES else torch.unique(known)
     gap, row = int(found.diff(prepend=found.new_tensor([-1])).max()), int(values.argmax())
+    text = f"{name}: {place(row)} is {highest}, but y has {len(found)} different integers"
     if highest < _SPARSE and gap > highest / 2 and 10 * len(found) < highest + 1:
-        text = f"{name}: {place(row)} is {highest}, so that there are {highest + 1} classes, of which {len(found)} occur."
-        cure = f"If that is an error, repair that example; if the data have that many classes, give classes={highest + 1}."
-        notify(f"{text} {cure}")
+        notify(f"{text}. Repair that example, or give classes={highest + 1}.")
     elif highest >= _SPARSE and (highest >= 10 * len(values) or gap > highest / 2):
         raise InvalidData(
-            f"{name}: {place(row)} is {highest}, but y has {len(found)} different integers in {len(values)} examples, and "
-            f"integers are classes from 0 on. Repair that example; or number the classes by np.unique(y, return_inverse=True)"
-            f"[1], give y.astype(float) if they are quantities, or classes={highest + 1} if the data have that many classes."
+            f"{text}, and integers are classes from 0 on. Number them by np.unique(y, return_inverse=True)[1], give "
+            f"y.astype(float) if they are quantities, or classes={highest + 1}."
         )
 
 

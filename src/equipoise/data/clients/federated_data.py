@@ -158,20 +158,11 @@ def _compare_ids(attribute: str, values: Mapping[str, str], known: Mapping[str, 
     lacking = [client for client in known if client not in values]
     if not unknown and not lacking:
         return
-    parts = []
-    if unknown:
-        parts.append(f"{len(unknown)} of its ids are no clients, e.g. {unknown[0]!r}")
-    parts.append(f"{len(known) - len(lacking)} of {len(known)} clients have a value")
-    if lacking:
-        parts.append(f"{lacking[0]!r} has none")
+    text = f"{len(unknown)} of its ids are no clients, {len(lacking)} of {len(known)} clients have no value"
     if len(lacking) == len(known):
-        fix = f"{'; '.join(parts)}. Ids must be written as in the data, whose clients are {_shown(list(known))}."
-        raise InvalidParameter(f"attributes[{attribute!r}]", "must map ids of clients to values", _shown(list(values)), fix)
-    notify(f"attribute {attribute!r}: {'; '.join(parts)}. Clients without a value are a subgroup of their own, –.")
-
-
-def _shown(names: list[str]) -> str:
-    return ", ".join(map(repr, names[:3])) + (" …" if len(names) > 3 else "")
+        rule, fix = "must map ids of clients to values", f"Ids are written as in the data, e.g. {next(iter(known))!r}."
+        raise InvalidParameter(f"attributes[{attribute!r}]", rule, list(values)[:3], fix)
+    notify(f"attribute {attribute!r}: {text}, e.g. {(unknown or lacking)[0]!r}. These are a subgroup of their own, –.")
 
 
 def _types(tree: Any) -> list[bool]:

@@ -6,6 +6,7 @@ Where a client goes depends on (seed, id) and on the number of clients or exampl
 from __future__ import annotations
 
 import math
+from itertools import count
 from typing import Literal
 
 import numpy as np
@@ -153,36 +154,12 @@ def split(
     return chosen(clients, validation=validation, test=test, seed=seed, name=name, classes=classes, ignore_index=ignore_index)
 
 
-def tell_of_untested(data: FederatedData, shares: tuple[float, float] | None, *, of_table: bool = False) -> None:
-    """Notices that name training clients without an example to test or to validate on, five of them and how many there are.
-
-    `shares` of the examples were asked for, to validate and to test on; None: a column says which they are. Clients of a
-    table can be left out by `min_examples`.
-    """
-    parts = (
-        (data.test, "test", "Training uses them, but no test figure covers them."),
-        (data.validation, "validation", "Training uses them, but what is chosen by validation does not see them."),
-    )
-    for place, (judges, part, what) in enumerate(parts):
+def tell_of_untested(data: FederatedData, shares: tuple[float, float] | None) -> None:
+    """Notices of training clients without an example to test or to validate on, by the shares that were asked for, if any."""
+    for place, (part, judges) in enumerate((("test", data.test), ("validation", data.validation))):
         judged = set(data.train.ids if judges is None else judges.ids)
-        left = [repr(client) for client in data.train.ids if client not in judged]
-        if not left:
-            continue
-        shown = ", ".join(left[:5]) + (" …" if len(left) > 5 else "")
-        action = "test" if part == "test" else "validate"
-        text = f"{data.name}: clients without an example to {action} on: {shown} ({len(left)} of {len(data.train)})"
-        cure, leave = f"Mark examples of theirs for the {part}", "drop their rows"
-        if shares is not None:
-            options = f"test={shares[1]:g}" if place == 0 else f"validation={shares[0]:g}, test={shares[1]:g}"
-            fewest = _fewest(*shares, place)
-            cure = f"At {options} a client needs {fewest} examples. Give them more"
-            leave = f"leave them out: min_examples={fewest}" if of_table else "leave them out"
-        notify(f"{text}. {what} {cure}, or {leave}.")
-
-
-def _fewest(validation: float, test: float, place: int) -> int:
-    """The examples that a client needs to have one to test on (place 0) or to validate on (place 1)."""
-    size = 2
-    while not _spared(size, validation, test)[place]:
-        size += 1
-    return size
+        if left := [repr(client) for client in data.train.ids if client not in judged]:
+            shown = ", ".join(left[:5]) + (" …" if len(left) > 5 else "")
+            fewest = 1 if shares is None else next(size for size in count(2) if _spared(size, *shares)[place])
+            cure = f"Give them more, or leave them out{'' if shares is None else f': min_examples={fewest}'}."
+            notify(f"{data.name}: clients without an example for {part}: {shown} ({len(left)} of {len(data.train)}). {cure}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.core.files import PathLike
@@ -33,14 +34,9 @@ class _Reader:
 
     def client(self, source: str, data: Any) -> tuple[Tensor, Tensor]:
         """Inputs and targets of a user; `source` names the file and the user in errors."""
-        if not isinstance(data, dict):
-            raise InvalidData(f"{source}: must be an object with keys 'x' and 'y'.")
-        for key in ("x", "y"):
-            if not isinstance(data.get(key), list):
-                raise InvalidData(f"{source}: key {key!r} is missing or not a list.")
-        x, y = data["x"], data["y"]
-        if len(x) != len(y):
-            raise InvalidData(f"{source}: {len(x)} inputs but {len(y)} targets.")
+        x, y = (data.get(key) if isinstance(data, dict) else None for key in ("x", "y"))
+        if not (isinstance(x, list) and isinstance(y, list) and len(x) == len(y)):
+            raise InvalidData(f"{source}: must hold x and y, two lists of one length.")
         if self.predicts_characters(data):
             return self._characters(source, x), encode_characters("".join(y), self.characters).to(torch.int64)
         return self._inputs(source, x), _targets(source, y)
@@ -54,11 +50,11 @@ class _Reader:
         if all(isinstance(row, str) for row in x):
             return self._texts(x)
         if all(isinstance(row, list) and any(isinstance(cell, str) for cell in row) for row in x):
-            short = next(
-                (i for i, row in enumerate(x) if len(row) <= _TEXT_COLUMN or not isinstance(row[_TEXT_COLUMN], str)), None
-            )
-            if short is not None:
-                raise InvalidData(f"{source}, row {short}: entry {_TEXT_COLUMN} of x must be the text, as in Sent140.")
+            good = [len(row) > _TEXT_COLUMN and isinstance(row[_TEXT_COLUMN], str) for row in x]
+            if not all(good):
+                raise InvalidData(
+                    f"{source}, row {good.index(False)}: entry {_TEXT_COLUMN} of x must be the text, as in Sent140."
+                )
             return self._texts([row[_TEXT_COLUMN] for row in x])
         return self._numbers(source, x)
 
@@ -82,11 +78,9 @@ class _Reader:
         try:
             values = np.asarray(x, dtype=np.float32)
         except (ValueError, TypeError) as error:
-            row = next((i for i, value in enumerate(x) if not _same_shape(value, x[0])), 0)
+            row = next((i for i, value in enumerate(x) if _shape(value) != _shape(x[0])), 0)
             raise InvalidData(f"{source}, row {row}: x must hold numbers, equally many in every row.") from error
-        bad = np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(1))
-        if len(bad):
-            raise InvalidData(f"{source}, row {bad[0]}: x holds NaN or infinity.")
+        _refuse_non_finite(source, "x", values)
         if self.shape is None:
             return torch.from_numpy(values)
         if values[0].size != int(np.prod(self.shape)):
@@ -101,39 +95,36 @@ def _targets(source: str, y: list[Any]) -> Tensor:
         raise InvalidData(f"{source}: y must hold one number per example, or one character per string.") from error
     if values.dtype.kind not in "iufb" or values.ndim != 1:
         raise InvalidData(f"{source}: y must hold one number per example.")
-    if values.dtype.kind == "f":
-        bad = np.flatnonzero(~np.isfinite(values))
-        if len(bad):
-            raise InvalidData(f"{source}, row {bad[0]}: y holds NaN or infinity.")
-        if (values == np.round(values)).all():  # classes written as 3.0 or "3"
-            values = values.astype(np.int64)
+    _refuse_non_finite(source, "y", values)
+    if values.dtype.kind == "f" and (values == np.round(values)).all():  # classes written as 3.0 or "3"
+        values = values.astype(np.int64)
     return targets(values, source)
 
 
-def _same_shape(value: Any, first: Any) -> bool:
-    """Whether both are arrays of numbers of one shape."""
+def _refuse_non_finite(source: str, name: str, values: NDArray[Any]) -> None:
+    if not (finite := np.isfinite(values.reshape(len(values), -1)).all(1)).all():
+        raise InvalidData(f"{source}, row {int(finite.argmin())}: {name} holds NaN or infinity.")
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """The shape of an array of numbers; None of something else."""
     try:
-        return np.asarray(value, dtype=np.float32).shape == np.asarray(first, dtype=np.float32).shape
+        return np.asarray(value, dtype=np.float32).shape
     except (ValueError, TypeError):
-        return False
+        return None
 
 
-def _users(path: Path, content: Any) -> dict[str, int]:
-    """The users of one file with their numbers of examples; a file that is not in LEAF's format is refused."""
-    if not isinstance(content, dict):
-        raise InvalidData(f"{path}: must be a JSON object with keys users, num_samples, user_data.")
-    for key, kind in (("users", list), ("num_samples", list), ("user_data", dict)):
-        if not isinstance(content.get(key), kind):
-            raise InvalidData(f"{path}: key {key!r} is missing or not a {'list' if kind is list else 'JSON object'}.")
-    users, counts = content["users"], content["num_samples"]
-    if len(users) != len(counts):
-        raise InvalidData(f"{path}: {len(users)} users but {len(counts)} entries in num_samples.")
-    if len(set(map(str, users))) != len(users):
-        raise InvalidData(f"{path}: users are named more than once.")
-    for user in users:
-        if str(user) not in content["user_data"]:
-            raise InvalidData(f"{path}, user {str(user)!r}: is listed in users but missing in user_data.")
-    return dict(zip(map(str, users), counts, strict=True))
+def _users(path: Path, content: Any) -> dict[str, tuple[Any, Any]]:
+    """The users of one file with their numbers of examples and their data; a file that is not in LEAF's format is refused."""
+    try:
+        users, counts, data = content["users"], content["num_samples"], content["user_data"]
+        found = {str(user): (count, data[str(user)]) for user, count in zip(users, counts, strict=True)}
+        if len(found) != len(users):
+            raise ValueError("users are named more than once")
+    except (KeyError, TypeError, ValueError) as failure:
+        rule = "must be a JSON object with users, num_samples and user_data, which fit together"
+        raise InvalidData(f"{path}: {rule}: {type(failure).__name__}: {failure}.") from failure
+    return found
 
 
 @dataclass(frozen=True)
@@ -154,13 +145,11 @@ def _read_split(folder: Path, reader: _Reader, min_examples: int, skip: frozense
     too_small: set[str] = set()
     next_character = False
     for path in files:
-        content = load_json(path)
-        for user, count in _users(path, content).items():
+        for user, (count, data) in _users(path, load_json(path)).items():
             source = f"{path}, user {user!r}"
             if user in seen:
                 raise InvalidData(f"{source}: appears in {seen[user].name} too.")
             seen[user] = path
-            data = content["user_data"][user]
             if isinstance(data, dict) and isinstance(data.get("x"), list) and len(data["x"]) != count:
                 raise InvalidData(f"{source}: num_samples says {count!r}, but x has {len(data['x'])} examples.")
             if count == 0 or count < min_examples or user in skip:
@@ -168,21 +157,13 @@ def _read_split(folder: Path, reader: _Reader, min_examples: int, skip: frozense
                 continue
             x, y = reader.client(source, data)
             next_character = next_character or reader.predicts_characters(data)
-            if triples:
-                _require_same_kind(source, x, y, triples[0])
+            pairs = zip((x, y), triples[0][1:], strict=True) if triples else ()
+            if any(a.shape[1:] != b.shape[1:] or a.dtype != b.dtype for a, b in pairs):
+                raise InvalidData(f"{source}: shapes or types of x and y differ from those of user {triples[0][0]!r}.")
             triples.append((user, x, y))
     if not triples:
         raise InvalidData(f"{folder}: no user has {max(min_examples, 1)} examples or more.")
     return _Split(ClientSet.pack(triples, source=str(folder)), frozenset(too_small), next_character)
-
-
-def _require_same_kind(source: str, x: Tensor, y: Tensor, first: tuple[str, Tensor, Tensor]) -> None:
-    for name, mine, theirs in (("x", x, first[1]), ("y", y, first[2])):
-        if mine.shape[1:] != theirs.shape[1:] or mine.dtype != theirs.dtype:
-            raise InvalidData(
-                f"{source}: {name} has shape {tuple(mine.shape[1:])} and type {mine.dtype}, that of user {first[0]!r} "
-                f"{tuple(theirs.shape[1:])} and {theirs.dtype}."
-            )
 
 
 def leaf(

@@ -124,7 +124,7 @@ def from_frame(
         tell_of_rare_classes(target, schema.target.classes, y, name)
     tell_of_copies(table, [*schema.inputs, target], owners[0], name)
     if split_by == "examples":
-        tell_of_untested(parts, None if split is not None else (validation, test), of_table=True)
+        tell_of_untested(parts, None if split is not None else (validation, test))
     parts = parts.with_attributes(described) if described else parts
     sets: dict[str, Any] = {part: replace(rows, x=select(x, rows.x), y=y[rows.x]) for part, rows in parts.splits.items()}
     kept = rows_before(table)
@@ -248,9 +248,10 @@ def _attributes(
         if (odd := codes != codes[first][which]).any():
             row = int(odd.argmax())
             before = int(first[which[row]])
+            text = f"{column}, an attribute, differs in row {column.row(before)} and row {column.row(row)}"
             raise InvalidData(
-                f"{column}, an attribute, differs in row {column.row(before)} and row {column.row(row)}, both of client "
-                f"{ids[which[row]]!r}. An attribute has one value for each client: repair it, or leave it out of attributes."
+                f"{text}, both of client {ids[which[row]]!r}. Repair it, or leave it out of attributes; for groups inside a client "
+                'see "Groups of rows" in the guide on results.'
             )
         found[name] = {client: texts[codes[k]] for client, k in zip(ids, first, strict=True) if codes[k] >= 0}
     return found
