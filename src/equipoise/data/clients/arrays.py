@@ -87,7 +87,7 @@ def tell_of_rounding(source: str, exact: Exact) -> None:
     """Give a notice of columns whose numbers float32 rounds by more than a hundredth of their standard deviation."""
     lost = []
     for name, (parts, columns) in exact.items():
-        if len({part.shape[1:] for part in parts}) == 1 and sum(map(len, parts)):
+        if len({part.shape[1:] for part in parts}) == 1 and any(len(part) for part in parts):
             rows = torch.cat(parts)
             deviation, error = rows.std(0, correction=0), (rows - rows.float()).abs().amax(0)
             places = ((error > _LOST * deviation) & (deviation > _CONSTANT * rows.abs().amax(0))).nonzero().tolist()

@@ -250,7 +250,7 @@ def _attributes(
             before = int(first[which[row]])
             text = f"{column}, an attribute, differs in row {column.row(before)} and row {column.row(row)}"
             raise InvalidData(
-                f"{text}, both of client {ids[which[row]]!r}. Repair it, or leave it out of attributes; for groups inside a client "
+                f"{text}, both of client {ids[which[row]]!r}. Repair it, or leave it out of attributes; for groups in a client "
                 'see "Groups of rows" in the guide on results.'
             )
         found[name] = {client: texts[codes[k]] for client, k in zip(ids, first, strict=True) if codes[k] >= 0}
