@@ -396,7 +396,7 @@ def test_append_needs_the_kind_of_clients_that_are_there(tmp_path):
         ([("a", np.ones((1, 2)), [0]), ("b", np.ones((1, 2)), [-1])], "client 'b' has classes -1"),
         ([("a", np.ones((1, 2)), [0]), ("b", np.ones((1, 2)), [7])], "client 'b' has classes 7 … 7, but they must be 0 … 4"),
         ([("a", np.array([[1e200]]), [0])], "beyond the largest float32"),
-        ([("a", np.array([["text"]]), [0])], "client 'a': x holds text"),
+        ([("a", np.array([["text"]]), [0])], "client 'a': x holds <U"),
         ({"a": ([[1.0]], [0])}, "must be an iterable of"),
         ("abc", "must be an iterable of"),
         (3, "must be an iterable of"),

@@ -39,7 +39,7 @@ def batches_of(clients: ClientSet) -> Iterator[ClientSet]:
 def batches_of_stream(clients: Iterable[Any], *, scale: Any, shift: Any, source: str) -> Iterator[ClientSet]:
     """Triples (id, x, y), packed some megabytes at a time; float64 becomes float32, as in `from_arrays`."""
     held: list[tuple[str, Any, Any]] = []
-    size, known = 0, (None, None)  # the types of the last plain arrays: most clients are like the one before
+    size = 0
     for position, given in enumerate(clients):
         try:
             name, x, y = given
@@ -52,15 +52,9 @@ def batches_of_stream(clients: Iterable[Any], *, scale: Any, shift: Any, source:
                 fix = "Drop that entry, or name its client."
                 raise InvalidData(f"{source}: the id of entry {position} is missing: it is {name!r}. {fix}")
             name = text
-        plain = type(x) is np.ndarray and type(y) is np.ndarray
-        if plain and x.dtype is known[0] and y.dtype is known[1] and x.ndim and y.ndim:
-            size += x.nbytes + y.nbytes
-        else:
-            if not (_is_ready(x) and _is_ready(y)):
-                x, y = _converted(source, name, x, y)
-            elif plain:
-                known = x.dtype, y.dtype
-            size += _tree_bytes(x) + _tree_bytes(y)
+        if not (_is_ready(x) and _is_ready(y)):
+            x, y = _converted(source, name, x, y)
+        size += _tree_bytes(x) + _tree_bytes(y)
         held.append((name, x, y))
         if size >= BATCH_BYTES or len(held) == MOST_CLIENTS:
             yield _packed(held, scale, shift, source)
@@ -110,17 +104,15 @@ def _packed(held: list[tuple[str, Any, Any]], scale: Any, shift: Any, source: st
         first = held[0]
         for name, x, y in held:
             if _types(x, y) != _types(*first[1:]):
-                refuse_unlike(source, name, _types(x, y), f"those of client {first[0]!r} {_types(*first[1:])}")
+                raise InvalidData(
+                    f"{source}: the types of x and y of client {name!r} are {_types(x, y)}, those of client {first[0]!r} "
+                    f"{_types(*first[1:])}. Convert them to one type."
+                )
     packed = ClientSet.pack(held, scale=scale, shift=shift, source=source)
     if any(leaf.dtype == torch.float64 for leaf in (*leaves(packed.x), *leaves(packed.y))):
-        halved = {"x": map_tree(_single, packed.x), "y": map_tree(_single, packed.y)}
-        return ClientSet(**{**_fields(packed), **halved})  # checked again: a number may be too large for float32
+        fields = {name: vars(packed)[name] for name in ("offsets", "ids", "scale", "shift", "source")}
+        return ClientSet(map_tree(_single, packed.x), map_tree(_single, packed.y), **fields)  # checked again
     return packed
-
-
-def refuse_unlike(source: str, name: str, found: Any, others: str) -> None:
-    """Refuse a client with numbers of other types than those before it."""
-    raise InvalidData(f"{source}: the types of x and y of client {name!r} are {found}, {others}. Convert them to one type.")
 
 
 def _types(x: Any, y: Any) -> tuple[Any, ...]:
@@ -133,7 +125,3 @@ def _single(leaf: Any) -> Any:
     if leaf.dtype != torch.float64:
         return leaf
     return Ragged(leaf.values.float(), leaf.offsets, leaf.pad, leaf.mask) if isinstance(leaf, Ragged) else leaf.float()
-
-
-def _fields(clients: ClientSet) -> dict[str, Any]:
-    return {name: vars(clients)[name] for name in ("offsets", "ids", "scale", "shift", "source")}

@@ -43,13 +43,8 @@ class Ragged:
             raise InvalidData(f"offsets of Ragged must run from 0 to {len(self.values)} (the number of values).")
         if bool((short := self.offsets.diff() < 1).any()):
             first = int(short.nonzero()[0])
-            begin, end = self.offsets[first : first + 2].tolist()
-            if end < begin:
-                raise InvalidData(
-                    f"offsets of Ragged must rise, but offset {first + 1} is {end} after {begin}. They are the ends of the "
-                    "sequences one after the other; Ragged.of(sequences) finds them."
-                )
-            raise InvalidData(f"sequence {first} of Ragged is empty. Drop it, or give it a value.")
+            rule = "must rise: sequences are not empty, and stand one after the other"
+            raise InvalidData(f"offsets of Ragged {rule}, but do not at sequence {first}. Ragged.of(sequences) finds them.")
 
     @classmethod
     def of(cls, sequences: Iterable[Any], *, pad: float = 0, mask: str | None = "attention_mask") -> Ragged:
@@ -63,10 +58,7 @@ class Ragged:
             if tensor.dim() == 0:
                 raise InvalidData(f"sequence {row} of Ragged is the single number {tensor.item()}. Give [{tensor.item()}].")
             if tensor.shape[1:] != tensors[0].shape[1:]:
-                raise InvalidData(
-                    f"steps of sequence {row} of Ragged have the shape {tuple(tensor.shape[1:])}, those of sequence 0 "
-                    f"{tuple(tensors[0].shape[1:])}. Give all steps one shape; only the number of steps may differ."
-                )
+                raise InvalidData(f"steps of sequence {row} of Ragged have another shape than those of sequence 0.")
         lengths = torch.tensor([0, *(len(tensor) for tensor in tensors)])
         return cls(torch.cat(tensors), lengths.cumsum(0), pad, mask)
 
@@ -161,11 +153,7 @@ def _as_tensor(what: str, values: Any) -> Tensor:
             raise TypeError("text")
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError):
-        shown = repr(values)
-        raise InvalidData(
-            f"{what} of Ragged must hold numbers in steps of one shape, but is {shown[:80]}{'…' if len(shown) > 80 else ''}. "
-            "Turn text into integer codes, and drop or fill what is missing."
-        ) from None
+        raise InvalidData(f"{what} of Ragged must hold numbers in steps of one shape, but is {values!r:.80}.") from None
     if tensor.is_complex():
         raise InvalidData(f"{what} of Ragged holds complex numbers. Give real and imaginary parts as two features.")
     return tensor

@@ -16,7 +16,7 @@ from equipoise.data.clients.convert import from_arrays, from_dict, pack_rows, re
 from equipoise.data.clients.federated_data import FederatedData
 from equipoise.data.clients.ragged import Ragged
 from equipoise.data.datasets.data_files import read_array
-from equipoise.errors import FileGuard, InvalidData, InvalidParameter, require, unknown_name
+from equipoise.errors import FileGuard, InvalidData, require, unknown_name
 
 Columns = str | Sequence[str]
 _SPLITS = "train", "validation", "test"
@@ -43,12 +43,12 @@ def from_hugging_face(
     if isinstance(dataset, Mapping) and not splits:
         rule = f"must be left away with Datasets by client id, or these must be splits ({', '.join(_SPLITS)})"
         require(client is None, "client", rule, client, f"The dict has {', '.join(map(repr, list(parts)[:5]))}.")
-        pairs = {owner: _read_dataset(each, x, y, pad, f"client {owner!r}") for owner, each in parts.items()}
+        pairs = {owner: _pair(each, x, y, pad, f"client {owner!r}") for owner, each in parts.items()}
         data = from_dict(pairs, **options)
     else:
         which = f", since {', '.join(map(repr, parts))} are splits and no clients" if splits else ""
         require(client is not None, "client", f"must name the column with each row's client{which}", client)
-        rows = {name: (*_read_dataset(each, x, y, pad, name), _column(each, str(client), name)) for name, each in parts.items()}
+        rows = {name: (*_pair(each, x, y, pad, name), _column(each, str(client), name)) for name, each in parts.items()}
         data = from_arrays(*next(iter(rows.values())), **options) if len(rows) == 1 else _given_splits(rows, **options)
     if not asked:
         refuse_untrained_classes(data)
@@ -59,11 +59,10 @@ def _given_splits(
     rows: dict[str, tuple[Any, Any, Any]], /, *, name: str = "datasets", classes: int, ignore_index: int = -100, **options: Any
 ) -> FederatedData:
     """Data with the splits that they came with."""
-    for taken in [key for key in options if key not in ("scale", "shift")]:
-        raise InvalidParameter(
-            taken, "must be left away: the dataset has its own splits", options[taken],
-            "Give one of them, dataset[\"train\"], to split it anew.",
-        )  # fmt: skip
+    taken = [key for key in options if key not in ("scale", "shift")]
+    require(
+        not taken, "options", "must be left away: the dataset has its own splits", taken, "Give one split to split it anew."
+    )
     require("train" in rows, "dataset", 'must have the split "train"', ", ".join(rows))
     known: dict[str, Any] = {"classes": classes, "ignore_index": ignore_index}
     given: dict[str, Any] = options | known
@@ -93,35 +92,29 @@ def from_partitions(partitions: Any, *, x: Columns, y: Columns, split: str = "tr
         known = dict(partitions.partitioners)
         require(split in known, "split", f"must be one of {', '.join(map(repr, known))}", split)
         partitioner = known[split]
-        _of_flower(lambda: partitions.load_partition(0, split))  # gives the partitioner its data
-    if not is_part(partitioner, "num_partitions", "load_partition"):
+    elif not is_part(partitions, "num_partitions", "load_partition"):
         raise InvalidData(
             f"{type(partitions).__name__} has no partitions: give a partitioner or FederatedDataset of flwr_datasets."
         )
-    parts = _of_flower(lambda: {k: partitioner.load_partition(k) for k in range(partitioner.num_partitions)})
-    ids = dict(partitioner.partition_id_to_natural_id) if is_part(partitioner, "partition_id_to_natural_id") else {}
-    named = {_partition_name(k, ids.get(k, k)): part for k, part in parts.items() if len(part)}
-    return from_hugging_face(named, x=x, y=y, **options)
-
-
-def _of_flower(read: Callable[[], Any]) -> Any:
-    """What flwr_datasets reads; whatever it raises is said to be about the partitions."""
     try:
-        return read()
+        if partitioner is not partitions:
+            partitions.load_partition(0, split)  # gives the partitioner its data
+        parts = {k: partitioner.load_partition(k) for k in range(partitioner.num_partitions)}
     except Exception as failure:  # of another library
         raise InvalidData(
             f"partitions cannot be read: {first_line(failure)}. A partitioner needs its data: partitioner.dataset = …, or give "
             "the FederatedDataset that has it."
         ) from failure
+    ids = dict(partitioner.partition_id_to_natural_id) if is_part(partitioner, "partition_id_to_natural_id") else {}
+    named = {}
+    for k, part in parts.items():
+        if len(part) and (name := client_name(ids.get(k, k))) is None:
+            raise InvalidData(f"partition {k} has the id {ids.get(k)!r}, which names no client. Drop or name its rows.")
+        named |= {name: part} if len(part) else {}
+    return from_hugging_face(named, x=x, y=y, **options)
 
 
-def _partition_name(number: int, value: Any) -> str:
-    if (name := client_name(value)) is None:
-        raise InvalidData(f"partition {number} has the id {value!r}, which names no client. Drop or name its rows.")
-    return name
-
-
-def _read_dataset(dataset: Any, x: Columns, y: Columns, pad: float, where: str) -> tuple[Any, Any]:
+def _pair(dataset: Any, x: Columns, y: Columns, pad: float, where: str) -> tuple[Any, Any]:
     return _tree(dataset, x, pad, where), _tree(dataset, y, -100, where)
 
 
@@ -139,8 +132,7 @@ def _leaf(dataset: Any, name: str, pad: float, where: str) -> Any:
     values = _column(dataset, name, where)
     for row, value in enumerate(values):
         if _lacks_value(value):
-            what = "is missing" if value is None else "lacks a value (None)"
-            raise InvalidData(f"{where}: column {name!r}, row {row} {what}. Drop that row: dataset.filter(…), or fill it.")
+            raise InvalidData(f"{where}: column {name!r}, row {row} lacks a value. Drop or fill it: dataset.filter(…).")
     _refuse_random(dataset, name, where, values)
     if len(values) and is_part(values[0], "convert", "getbands"):  # a PIL image
         return _pictures(values, f"{where}: column {name!r}")
@@ -162,11 +154,7 @@ def _pictures(values: Sequence[Any], where: str) -> Any:
     images = [each.convert("RGBA" if "transparency" in each.info else "RGB") if each.mode == "P" else each for each in values]
     for row, image in enumerate(images):
         if (image.mode, image.size) != (images[0].mode, images[0].size):
-            kind, first = (f"{each.mode} of {each.size[0]} × {each.size[1]}" for each in (image, images[0]))
-            raise InvalidData(
-                f"{where}, row {row} is an image {kind}, row 0 is {first}. Give all images one mode and size: dataset.map("
-                'lambda row: {"image": row["image"].convert("RGB").resize((32, 32))}).'
-            )
+            raise InvalidData(f"{where}, row {row} is an image of another mode or size than row 0. Convert them to one first.")
     pictures = np.stack([np.asarray(image) for image in images])
     return pictures[:, None] if pictures.ndim == 3 else np.moveaxis(pictures, -1, 1)
 
@@ -182,9 +170,8 @@ def _refuse_random(dataset: Any, name: str, where: str, values: Sequence[Any]) -
             return
         if first.dtype != object and (first.shape != second.shape or first.tobytes() != second.tobytes()):
             raise InvalidData(
-                f"{where}: column {name!r}, row {row} differs whenever it is read (random augmentation by set_transform or "
-                "with_transform), and would be frozen as it was read first. Leave it out by dataset.reset_format(); or give "
-                'torch Datasets of pairs (x, y): data.from_datasets({id: Dataset}, each_visit=True), for engine="loop".'
+                f"{where}: column {name!r}, row {row} differs whenever it is read (random augmentation), and would be frozen. "
+                'Call dataset.reset_format(), or give data.from_datasets({id: Dataset}, each_visit=True) for engine="loop".'
             )
 
 
