@@ -36,7 +36,6 @@ NOT_PARTS = {
     "equipoise.data.clients.arrays": {
         "hasattr(type(value), '__array__')": "an array of whatever library",
         "hasattr(type(value), '__len__')": "an array of whatever library",
-        "hasattr(value, '__len__')": "a sequence where a number is expected",
         "getattr(values, 'column_names', None)": "the columns of an Arrow table, for a message",
         "getattr(values, 'columns', None)": "the columns of a frame, for a message",
     },
