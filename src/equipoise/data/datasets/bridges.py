@@ -106,7 +106,7 @@ def from_partitions(partitions: Any, *, x: Columns, y: Columns, split: str = "tr
             "the FederatedDataset that has it."
         ) from failure
     ids = dict(partitioner.partition_id_to_natural_id) if is_part(partitioner, "partition_id_to_natural_id") else {}
-    named = {}
+    named: dict[str, Any] = {}
     for k, part in parts.items():
         if len(part) and (name := client_name(ids.get(k, k))) is None:
             raise InvalidData(f"partition {k} has the id {ids.get(k)!r}, which names no client. Drop or name its rows.")

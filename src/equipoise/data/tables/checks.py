@@ -43,7 +43,7 @@ def tell_of_numbers_as_text(column: TableColumn, codes: NDArray[np.int64], names
     few = len(names) <= 16 and all(_is_number(name, column.reading or {}) for name in names)
     if few or not fits.any() or max(share, fits.mean()) < _ODD_SHARE:
         return
-    other = next((f", {column.place(codes == k)} {names[k]!r}" for k in np.flatnonzero(~fits)), "")
+    other = next((f", {column.place(codes == k)} {names[k]!r}" for k in np.flatnonzero(~fits).tolist()), "")
     notify(
         f"{column} is read as text, but {share:.0%} of its cells look like numbers or dates{other}. Repair the others, name "
         f"how they are written (missing, decimal, thousands, date_format of data.csv), or say what they are: {option}."
