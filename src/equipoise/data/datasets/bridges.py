@@ -108,9 +108,11 @@ def from_partitions(partitions: Any, *, x: Columns, y: Columns, split: str = "tr
     ids = dict(partitioner.partition_id_to_natural_id) if is_part(partitioner, "partition_id_to_natural_id") else {}
     named: dict[str, Any] = {}
     for k, part in parts.items():
-        if len(part) and (name := client_name(ids.get(k, k))) is None:
+        name = client_name(ids.get(k, k))
+        if len(part) and name is None:
             raise InvalidData(f"partition {k} has the id {ids.get(k)!r}, which names no client. Drop or name its rows.")
-        named |= {name: part} if len(part) else {}
+        if name is not None and len(part):
+            named[name] = part
     return from_hugging_face(named, x=x, y=y, **options)
 
 
