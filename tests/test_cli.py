@@ -434,7 +434,7 @@ def test_data_convert_a_table(tmp_path, hospitals):
     lines = (tmp_path / "hospitals.csv").read_text().splitlines()
     days = [f"{k % 28 + 1}.{k % 12 + 1}.2026" for k in range(48)]
     for column, cells, advice in (
-        ("day", days, "--set date_format=%d.%m.%Y, or --set 'kinds.day=left out'."),
+        ("day", days, "--set 'kinds.day=left out'."),
         ("born on", days, "--set date_format=%d.%m.%Y, or --set 'kinds.born on=left out'."),
         ("seen.on", days, """--set date_format=%d.%m.%Y, or --set 'kinds={"seen.on"="left out"}'."""),
         ("cost", [f'"{k},{k:03d}.5"' for k in range(1, 49)], "--set thousands=,, or --set 'kinds.cost=left out'."),

@@ -26,10 +26,10 @@ SCHEMA = Schema.fit(FRAME, target="ill", client="who", one_hot=2, kinds={"row": 
 def test_describe():
     assert SCHEMA.describe().splitlines() == [
         "column  kind      becomes        from training clients",
-        "age     number    numbers: 2     mean 40, deviation 16.3299; missing: 40 and an indicator",
+        "age     number    2 numbers      mean 40, deviation 16.3299; missing: 40 and an indicator",
         "ward    category  codes 0 … 4    0 other, 1 missing, east, north, west",
-        "drug    category  numbers: 3     x, y, missing",
-        "smoker  boolean   numbers: 2     missing: 1 and an indicator",
+        "drug    category  3 numbers      x, y, missing",
+        "smoker  boolean   2 numbers      missing: 1 and an indicator",
         "row     –         left out       as asked",
         "ill     target    classes 0 … 1  no, yes",
     ]
@@ -38,7 +38,7 @@ def test_describe():
     number = Schema.fit(FRAME, target="row", columns=["age"], target_kind="number")
     assert number.describe().splitlines()[-1] == "row     target  a number, as it is  mean 2.5, deviation 1.11803"
     many = Schema.fit({"x": list("abcdefgh"), "y": [0, 1] * 4}, target="y")
-    assert "a, b, c, d, e, f … (8 in all)" in many.describe()
+    assert "a, b, c, d, e, f … (8 in all); missing: all 0" in many.describe()
 
 
 def test_dates_are_described_as_dates():

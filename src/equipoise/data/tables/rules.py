@@ -149,10 +149,13 @@ class ColumnRule:
         listed = shown_names(self.categories)
         if self.becomes == "codes":
             return self.name, self.kind, f"codes 0 … {self.codes - 1}", f"0 other, 1 missing, {listed}"
+        count = len(self.features)
+        becomes = f"{count} number{'s' if count > 1 else ''}"
+        if self.becomes == "one-hot":
+            return self.name, self.kind, becomes, listed + (", missing" if self.indicator else "; missing: all 0")
         filled = f"missing: {self._shown(self.median)}" + (" and an indicator" if self.indicator else "")
         scale = "" if self.kind == "boolean" else f"mean {self._shown(self.mean)}, deviation {self.deviation:g}; "
-        found = listed + (", missing" if self.indicator else "") if self.becomes == "one-hot" else scale + filled
-        return self.name, self.kind, f"numbers: {len(self.features)}", found
+        return self.name, self.kind, becomes, scale + filled
 
     def _shown(self, value: float) -> str:
         """A number of the column as text; a date as people write it. Times of day lie in [0, 1)."""
