@@ -435,10 +435,10 @@ def test_data_convert_a_table(tmp_path, hospitals):
     days = [f"{k % 28 + 1}.{k % 12 + 1}.2026" for k in range(48)]
     for column, cells, advice in (
         ("day", days, "--set 'kinds.day=left out'."),
-        ("born on", days, "--set date_format=%d.%m.%Y, or --set 'kinds.born on=left out'."),
-        ("seen.on", days, """--set date_format=%d.%m.%Y, or --set 'kinds={"seen.on"="left out"}'."""),
-        ("cost", [f'"{k},{k:03d}.5"' for k in range(1, 49)], "--set thousands=,, or --set 'kinds.cost=left out'."),
-        ("dose", ["?" if k == 9 else str(k % 15) for k in range(48)], "--set kinds.dose=number, or --set kinds.dose=category."),
+        ("born on", days, "--set 'kinds.born on=left out'."),
+        ("seen.on", days, """--set 'kinds={"seen.on"="left out"}'."""),
+        ("cost", [f'"{k},{k:03d}.5"' for k in range(1, 49)], "--set 'kinds.cost=left out'."),
+        ("dose", ["?" if k == 9 else str(k % 15) for k in range(48)], "--set kinds.dose=category."),
     ):
         table = [f"{line},{cell}" for line, cell in zip(lines, [column, *cells], strict=True)]
         (tmp_path / "more.csv").write_text("\n".join(table))
