@@ -30,8 +30,7 @@ import zoo
 import equipoise as eq
 from equipoise.core.task import Task
 from equipoise.core.task_trial import try_task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Simulator
 
 RESAMPLES = 2000

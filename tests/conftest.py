@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from made_clients import make_clients
 
 torch.set_num_threads(1)

@@ -4,7 +4,7 @@ from functools import partial
 from types import SimpleNamespace
 
 from equipoise.core.abilities import engine_traits
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines.answers import answer_all
 from equipoise.errors import Diverged
 from equipoise.privacy.unprotected import Unprotected

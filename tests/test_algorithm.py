@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import ConfigError, InvalidParameter
 from equipoise.experiment.config import RunConfig
 

@@ -15,8 +15,7 @@ from equipoise.attacks.single import normal_noise
 from equipoise.client_table import ClientTable
 from equipoise.core import rng
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import InvalidData, InvalidParameter
 from equipoise.runs.checkpoint import CheckpointError

@@ -10,8 +10,7 @@ import equipoise as eq
 from equipoise.attacks import Backdoor, apply
 from equipoise.attacks.backdoor import stamp
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import EquipoiseNotice, InvalidData, InvalidParameter
 from equipoise.runs.attack_notices import tell_of_attack
 from equipoise.runs.backdoor_rate import COLUMN, BackdoorProbe, LabelHits

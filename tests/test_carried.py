@@ -15,8 +15,7 @@ from equipoise.core import rng
 from equipoise.core.carried import CarriedLayout, mean_carried
 from equipoise.core.task import Task
 from equipoise.core.task_trial import try_task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter, ObserverFailed
 from equipoise.runs.checkpoint import Checkpoints

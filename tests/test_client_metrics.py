@@ -10,8 +10,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.client_table import ClientTable
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidParameter
 from made_clients import make_clients
 

@@ -13,7 +13,7 @@ import equipoise as eq
 from equipoise import attacks
 from equipoise.attacks import Sent
 from equipoise.attacks.colluding import alie_factor, longest_step
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import InvalidParameter
 from equipoise.runs.attack_notices import tell_of_attack
 from equipoise.testing import check_attack

@@ -11,8 +11,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.aggregators import FedNova, Median, NormClip, WeightedMean
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidParameter
 from equipoise.runs import setup
 from equipoise.solvers import SGD, Adam, AdamW, Step

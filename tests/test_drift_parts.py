@@ -11,7 +11,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.aggregators import FedNova, Median, TrimmedMean, WeightedMean
 from equipoise.core.abilities import solver_traits
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.privacy import DifferentialPrivacy, GaussianMechanism, SecureAggregation
 from equipoise.runs import setup

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop
 from equipoise.engines.loop import LoopEngine
 from equipoise.errors import Diverged, EquipoiseNotice, ObserverFailed

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import InvalidData, InvalidParameter
 from made_clients import make_clients
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import equipoise as eq
 from equipoise.client_table import ClientTable
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.engines.simulator import scoring
 from equipoise.engines.simulator.calibration import Choice

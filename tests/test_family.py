@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import Diverged, EquipoiseNotice, InvalidData, InvalidParameter
 from made_clients import make_clients
 

@@ -21,9 +21,9 @@ import equipoise as eq
 from equipoise.cli.commands import app
 from equipoise.client_table import ClientTable
 from equipoise.core.tensor_files import read_tensor_file, tensor_file_bytes
-from equipoise.data import idx_files, store_files
-from equipoise.data.federated_data import FederatedData
-from equipoise.data.ragged import Ragged
+from equipoise.data.clients import FederatedData, Ragged
+from equipoise.data.datasets import idx_files
+from equipoise.data.store import store_files
 from equipoise.engines.simulator import calibration
 from equipoise.errors import EquipoiseError
 from equipoise.experiment import folder, open_runs, trusted_code

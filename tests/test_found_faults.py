@@ -16,7 +16,7 @@ import torch
 
 import equipoise as eq
 from equipoise.core import files
-from equipoise.data import file_access
+from equipoise.data.datasets import data_files as file_access
 from equipoise.errors import ConfigError, EquipoiseError, EquipoiseNotice, InvalidData, InvalidParameter, NotWritten
 from equipoise.personal.store import ClientRows
 from equipoise.runs.checkpoint import Checkpoints
@@ -444,7 +444,7 @@ def test_opening_a_wide_parquet_file_takes_time_by_its_columns(tmp_path):
     import pyarrow as pa
     from pyarrow import parquet
 
-    from equipoise.data.table_files import parquet_files
+    from equipoise.data.tables.read import parquet_files
 
     spent = {}
     for wide in (500, 8000):
@@ -463,7 +463,7 @@ def test_the_time_of_a_wide_table_does_not_grow_with_the_square_of_its_columns()
     """Each column was looked for in the list of all names."""
     import pyarrow as pa
 
-    from equipoise.data.table_files import TableFiles
+    from equipoise.data.tables.arrow import TableFiles
 
     class Names(list):
         looked = 0

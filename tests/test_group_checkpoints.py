@@ -17,7 +17,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.compare import Comparison
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import Diverged, EquipoiseNotice, ObserverFailed
 from equipoise.runs.checkpoint import CheckpointError, Checkpoints, read_checkpoint
 from equipoise.types import Observer

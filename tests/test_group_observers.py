@@ -11,7 +11,7 @@ import torch
 
 import equipoise as eq
 from equipoise import tracking
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import Diverged, ObserverFailed
 from equipoise.observers import JsonLines, Progress
 from equipoise.runs.checkpoint import Checkpoints

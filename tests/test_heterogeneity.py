@@ -8,8 +8,7 @@ import torch
 import equipoise as eq
 from equipoise import heterogeneity
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.heterogeneity import Dissimilarity, Heterogeneity, dissimilarity, dissimilarity_of, inexactness
 from equipoise.sampling import Full
 from equipoise.solvers import SGD

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import Diverged, EquipoiseNotice
 from equipoise.runs.input_scales import far_inputs
 from made_clients import make_clients

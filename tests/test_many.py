@@ -12,7 +12,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.client_table import ClientTable
 from equipoise.core.equality import same_but_for_training
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines.loop import LoopEngine
 from equipoise.engines.simulator.engine import SimulatorEngine
 from equipoise.errors import Diverged, EquipoiseNotice, IncompatibleParts, InvalidParameter

@@ -12,7 +12,7 @@ import equipoise as eq
 from equipoise import aggregators as agg
 from equipoise.core.task import Task
 from equipoise.core.update_checks import ABSURD, longest_square, usable
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import Diverged, EquipoiseNotice
 from equipoise.runs.checkpoint import Checkpoints

@@ -7,8 +7,7 @@ import torch
 
 import equipoise as eq
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import Diverged, InvalidParameter
 from equipoise.risk import RiskValue
 from equipoise.round_report import worst_mean

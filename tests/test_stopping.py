@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.experiment.config import RunConfig
 from equipoise.experiment.folder import read_record

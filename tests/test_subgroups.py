@@ -9,7 +9,7 @@ import torch
 import equipoise as eq
 from equipoise.client_table import ClientTable
 from equipoise.conformal import conformal_sets
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import ConfigError, EquipoiseNotice, InvalidData, InvalidParameter
 from equipoise.experiment.build import build
 from equipoise.experiment.config import RunConfig
@@ -61,7 +61,7 @@ def test_training_clients_count_by_their_examples():
 def test_a_single_subgroup_has_no_gap_and_a_client_without_a_value_is_one_of_its_own():
     (only,) = table([0.1, 0.2], ("A", "A")).subgroups("land", "test")
     assert math.isnan(only.gap)
-    with pytest.warns(EquipoiseNotice, match="'land': 1 of 3 clients have a value; 'client-1' has none"):
+    with pytest.warns(EquipoiseNotice, match="'land': .* 2 of 3 clients have no value, e.g. 'client-1'"):
         data = FederatedData(make_clients([4, 5, 6])).with_attributes({"land": {"client-0": "AT"}})
     result = eq.train(eq.models.Softmax(4, 3), data, rounds=1, clients_per_round=2, progress=False)
     assert {each.value for each in result.subgroups("land")} == {"AT", "–"}
@@ -81,7 +81,7 @@ def test_seeds_are_averaged():
 
 def test_tables_files_and_reports_have_them(tmp_path):
     data = FederatedData(make_clients([4, 5, 6, 9]), test=make_clients([9, 9, 9, 9], seed=4))
-    with pytest.warns(EquipoiseNotice, match="'old': 1 of 4 clients have a value"):
+    with pytest.warns(EquipoiseNotice, match="'old': .* 3 of 4 clients have no value"):
         data = data.with_attributes(
             {"land": dict(zip(data.train.ids, ("<AT>", "DE", "DE", "<AT>"), strict=True)), "old": {"client-0": 1}}
         )
@@ -195,12 +195,10 @@ def test_a_configuration_asks_for_sets_and_attributes(tmp_path):
 
 def test_attributes_of_nobody_are_refused_and_unknown_ids_are_told():
     data = FederatedData(make_clients([4, 5, 6]))
-    words = (
-        r"attributes\['land'\] must map ids of clients.*2 of its ids are no clients, e.g. 'nobody'; 0 of 3 clients have a value"
-    )
+    words = r"attributes\['land'\] must map ids of clients to values, but is .'nobody'"
     with pytest.raises(InvalidParameter, match=words):
         data.with_attributes({"land": {"nobody": "AT", "none": "DE"}})
-    with pytest.warns(EquipoiseNotice, match="1 of its ids are no clients, e.g. 'nobody'; 3 of 3 clients have a value"):
+    with pytest.warns(EquipoiseNotice, match="1 of its ids are no clients, 0 of 3 clients have no value, e.g. 'nobody'"):
         data.with_attributes({"land": {**dict.fromkeys(data.train.ids, "AT"), "nobody": "DE"}})
     assert data.with_attributes({"land": dict.fromkeys(data.train.ids, "AT")}).attributes["land"]["client-0"] == "AT"
 
@@ -223,7 +221,7 @@ def test_columns_of_a_table_are_attributes(tmp_path):
     assert "By region: mean, 90th percentile and gap" in str(result.summary())
     assert "north (2)" in str(result.summary())
     wrong = {**frame, "region": ["west", *frame["region"][1:]]}
-    with pytest.raises(InvalidData, match="holds 'north' in row 4, but 'west' in row 0, and both rows are of client 's0'"):
+    with pytest.raises(InvalidData, match="differs in row 0 and row 4, both of client 's0'"):
         eq.data.from_frame(wrong, **options)
     with pytest.raises(InvalidParameter, match="attributes must name a column of table"):
         eq.data.from_frame(frame, **{**options, "attributes": ["regoin"]})
@@ -235,7 +233,7 @@ def test_columns_of_a_table_are_attributes(tmp_path):
 
 def test_both_refusals_of_a_property_of_rows_point_to_groups_of_rows():
     rows = {"site": ["a", "a", "b", "b"], "sex": ["f", "m", "f", "m"], "age": [1, 2, 3, 4], "ill": ["no", "yes", "no", "yes"]}
-    with pytest.raises(InvalidData, match='men and women, see "Groups of rows"'):
+    with pytest.raises(InvalidData, match='see "Groups of rows"'):
         eq.data.from_frame(rows, client="site", target="ill", attributes=["sex"], test=0)
     data = eq.data.from_frame(rows, client="site", target="ill", test=0)
     found = eq.evaluate(eq.models.Tabular(data.schema), data)

@@ -11,7 +11,7 @@ import equipoise as eq
 from equipoise.core.per_example_losses import misclassified
 from equipoise.core.task import Task
 from equipoise.core.task_trial import try_task
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
 from made_clients import make_clients
 

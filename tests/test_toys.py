@@ -6,8 +6,7 @@ import torch
 from scipy.optimize import minimize
 
 import equipoise as eq
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.solvers import SGD
 
 # One full gradient step per client and round; the step halves as it goes, since the objective has kinks.

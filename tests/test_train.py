@@ -12,7 +12,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.core.params import ParameterLayout
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter, ObserverFailed
 from equipoise.experiment.folder import read_record
 from made_clients import make_clients

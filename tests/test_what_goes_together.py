@@ -8,7 +8,7 @@ import torch
 
 import equipoise as eq
 from equipoise import aggregators, compatibility, personal, privacy, risk, solvers
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import EquipoiseNotice, IncompatibleParts
 from made_clients import make_clients
 

@@ -13,8 +13,7 @@ import torch
 import equipoise as eq
 from equipoise import aggregators, attacks, metrics, personal, risk, sampling, solvers
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import ConfigError, EquipoiseError, EquipoiseNotice, IncompatibleParts, InvalidParameter, NotWritten
 from equipoise.experiment import catalog

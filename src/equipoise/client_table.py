@@ -19,8 +19,7 @@ from equipoise.core.abilities import engine_traits
 from equipoise.core.files import write_atomically
 from equipoise.core.plain_text import parse_json, typed
 from equipoise.core.words import joined, table_lines
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import FileGuard, InvalidData, InvalidParameter, require_integer
 from equipoise.metrics import (
     Interval,

@@ -11,7 +11,7 @@ from torch import nn
 
 from equipoise.algorithm import Algorithm
 from equipoise.core.words import cells, counted, joined, padded
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import each_notice_once, require
 from equipoise.few_clients import few_clients_words
 from equipoise.privacy.observer_table import composed_words

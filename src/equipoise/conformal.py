@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from equipoise.core import trees
 from equipoise.core.abilities import read
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidData, InvalidParameter, require, require_number
 from equipoise.privacy.private_quantile import bin_edges, client_contributions, cumulative_counts, safe_modulus
 from equipoise.privacy.random_source import SystemSource

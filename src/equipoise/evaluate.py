@@ -16,8 +16,7 @@ from equipoise.core.abilities import engine_traits
 from equipoise.core.per_example_losses import PerExample
 from equipoise.core.task import Task
 from equipoise.core.task_trial import try_task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import EquipoiseNotice, InvalidParameter, require
 from equipoise.observers import Evaluation, History
 from equipoise.run_record import NoTraining, RunRecord

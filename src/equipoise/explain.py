@@ -8,7 +8,7 @@ from typing import Any
 
 from equipoise.algorithm import Algorithm
 from equipoise.core.per_example_losses import PerExample
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import nearest_name, require
 from equipoise.rounds.driver_choice import choose_driver
 from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, build, refuse_swapped, set_up

@@ -12,7 +12,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import is_part, solver_traits
 from equipoise.core.carried import join_model, move_model
 from equipoise.core.per_example_losses import PerExample
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import require
 from equipoise.observers import Evaluation, Run
 from equipoise.privacy.lookers import refuse_looking

@@ -66,7 +66,7 @@ class PersonalModels:
         is a table, or the path of a CSV or Parquet file. `client` names the column that says whose a row is, None that of
         training. The run's data must be a table.
         """
-        from equipoise.data.client_predictions import predicted_table
+        from equipoise.data.tables import predicted_table
 
         shared = self._setting.model_at(self._model)
         return predicted_table(frame, self.model, frozenset(self.ids), shared, self._setting.data.schema, client)

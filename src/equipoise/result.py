@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.personal_models import PersonalModels
 from equipoise.run_record import RunRecord
 
 if TYPE_CHECKING:
     from equipoise.core.signature import Signature
     from equipoise.core.task import Task
-    from equipoise.data.schema import Schema
+    from equipoise.data.tables import Schema
     from equipoise.risk.groups import Groups
 
 

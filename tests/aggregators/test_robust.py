@@ -11,7 +11,7 @@ from hypothesis import given, settings
 import equipoise as eq
 from equipoise import aggregators as agg
 from equipoise.core.task import Task
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import InvalidParameter
 from equipoise.testing import check_aggregator
 from equipoise.types import ServerState

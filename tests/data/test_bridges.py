@@ -119,7 +119,7 @@ def test_folders(tmp_path):
         (lambda d: eq.data.from_hugging_face(d, x="length", y="label"), InvalidParameter, "client must name the column"),
         (lambda d: eq.data.from_hugging_face(d, client="sight", x="length", y="label"), InvalidData, "Did you mean 'site'?"),
         (lambda d: eq.data.from_hugging_face([1], client="site", x="length", y="label"), InvalidData, "but is list"),
-        (lambda d: eq.data.from_hugging_face(d, client="site", x="site", y="label"), InvalidData, "x holds text"),
+        (lambda d: eq.data.from_hugging_face(d, client="site", x="site", y="label"), InvalidData, "x holds <U"),
         (lambda d: eq.data.from_datasets({"a": iter([])}), InvalidData, "must have a length"),
     ],
 )
@@ -143,7 +143,7 @@ def test_a_dict_of_splits_keeps_them_and_uses_the_client_column():
     assert eq.data.from_hugging_face(one, client="site", x="a", y="y", test=0.5).train.ids in (("p",), ("q",))
     with pytest.raises(InvalidParameter, match=r"client must name the column.*since 'train', 'test' are splits and no clients"):
         eq.data.from_hugging_face(both, x="a", y="y")
-    with pytest.raises(InvalidParameter, match="test must be left away: the dataset has its own splits"):
+    with pytest.raises(InvalidParameter, match="options must be left away: the dataset has its own splits"):
         eq.data.from_hugging_face(both, client="site", x="a", y="y", test=0.5)
     with pytest.raises(InvalidParameter, match=r"client must be left away with Datasets by client id.*The dict has 'p', 'q'"):
         eq.data.from_hugging_face({"p": both["train"], "q": both["test"]}, client="site", x="a", y="y")
@@ -186,19 +186,19 @@ def test_images_of_palettes_and_of_several_kinds():
     red = pillow.new("RGB", (2, 2), (255, 0, 0))
     data = eq.data.from_hugging_face({"p": images(red.convert("P")), "q": images(red)}, x="image", y="y", test=0.0)
     assert data.train.client("p")[0][0, :, 0, 0].tolist() == data.train.client("q")[0][0, :, 0, 0].tolist() == [255, 0, 0]
-    for other, kind in ((pillow.new("RGB", (3, 2)), "RGB of 3 × 2"), (red.convert("L"), "L of 2 × 2")):
-        with pytest.raises(InvalidData, match=rf"client 'p': column 'image', row 1 is an image {kind}, row 0 is RGB of 2 × 2"):
+    for other in (pillow.new("RGB", (3, 2)), red.convert("L")):
+        with pytest.raises(InvalidData, match=r"client 'p': column 'image', row 1 is an image of another mode"):
             eq.data.from_hugging_face({"p": images(red, other)}, x="image", y="y")
 
 
 def test_missing_values_of_datasets_are_named():
     rows = datasets.Dataset.from_dict({"a": [[1.0], None, [2.0]], "b": [[1, 2], [3, None], [4]], "y": [0, 1, 0]})
-    with pytest.raises(InvalidData, match="client 'p': column 'a', row 1 is missing"):
+    with pytest.raises(InvalidData, match="client 'p': column 'a', row 1 lacks a value"):
         eq.data.from_hugging_face({"p": rows}, x="a", y="y")
-    with pytest.raises(InvalidData, match=r"client 'p': column 'b', row 1 lacks a value \(None\)"):
+    with pytest.raises(InvalidData, match=r"client 'p': column 'b', row 1 lacks a value"):
         eq.data.from_hugging_face({"p": rows}, x="b", y="y")
     even = datasets.Dataset.from_dict({"a": [[1.0, None, 2.0], [1.0, 2.0, 3.0]], "y": [0, 1]})
-    with pytest.raises(InvalidData, match=r"client 'p': column 'a', row 0 lacks a value \(None\)"):
+    with pytest.raises(InvalidData, match=r"client 'p': column 'a', row 0 lacks a value"):
         eq.data.from_hugging_face({"p": even}, x="a", y="y")
 
 

@@ -136,7 +136,7 @@ def test_types_of_a_csv_come_from_all_its_rows(tmp_path):
 
 
 @told
-@pytest.mark.filterwarnings("ignore:.*clients without an example to")
+@pytest.mark.filterwarnings("ignore:.*clients without an example for")
 def test_splits():
     inside = load(split_by="examples", test=0.5, classes=["no", "yes"])
     assert inside.train.ids == inside.test.ids == ("a", "b", "c")
@@ -178,16 +178,14 @@ def test_ids_of_clients():
         assert load(PANDAS.assign(hospital=values), test=0.0).train.ids == ("1", "2")
     for missing in (None, float("nan"), pd.NA, pd.NaT):
         frame = PANDAS.assign(hospital=pd.Series([1, 2, 3, missing, 4, 5], dtype=object))
-        refused(
-            "table: column 'hospital', the client, is missing in row 3. Drop this row: frame.", lambda frame=frame: load(frame)
-        )
+        refused("table: column 'hospital', the client, is missing: 1 rows, first row 3. ", lambda frame=frame: load(frame))
     frame = PANDAS.assign(hospital=["a", "a", " ", "b", "b", "b"])
-    refused("the client, is missing in row 2. Drop this row: frame[frame['hospital'].str.strip() != '']", lambda: load(frame))
+    refused("the client, is missing: 1 rows, first row 2", lambda: load(frame))
 
 
 @pytest.mark.parametrize("min_examples", [1, 3])
 @pytest.mark.parametrize("split_by", ["clients", "examples"])
-@pytest.mark.filterwarnings("ignore:.*clients without an example to")
+@pytest.mark.filterwarnings("ignore:.*clients without an example for")
 def test_the_rows_of_the_table_that_each_client_is_tested_on(split_by, min_examples):
     """Every row is in one split, under its own client, and its numbers are those of the example."""
     who = np.array([0, *np.random.default_rng(1).permutation(np.repeat(np.arange(1, 8), 7)), 0])  # client 0 has two rows
@@ -214,17 +212,14 @@ def test_the_rows_of_the_table_that_each_client_is_tested_on(split_by, min_examp
 
 def test_missing_clients_and_targets_are_told_of_in_one_message(tmp_path):
     frame = PANDAS.assign(hospital=["a", None, "b", None, "b", "b"], ill=["no", "yes", "no", "yes", None, "yes"])
-    both = "column 'hospital', the client, is missing in row 1 and 1 more, and column 'ill', the target, is missing in row 4. "
-    drop = "Drop these rows: frame.dropna(subset=['hospital', 'ill']) in pandas, or in the file. Or name the client there."
-    refused(f"table: {both}{drop}", lambda: load(frame))
+    both = "'hospital', the client, is missing: 2 rows, first row 1; column 'ill', the target, is missing: 1 rows, first row 4"
+    refused(both, lambda: load(frame))
     cleaned = frame.dropna(subset=["hospital", "ill"])  # as the message says
     assert load(cleaned, test=0.0).train.sizes.tolist() == [1, 2]
     frame.to_csv(tmp_path / "both.csv", index=False)
-    both = both.replace("row 1", "row 1 (counted from 0; line 3 of the file)")
-    both = both.replace("row 4", "row 4 (counted from 0; line 6 of the file)")
-    refused(f"both: {both}{drop}", lambda: eq.data.csv(tmp_path / "both.csv", client="hospital", target="ill"))
+    refused(both, lambda: eq.data.csv(tmp_path / "both.csv", client="hospital", target="ill"))
     blank = frame.assign(ill=["no", "yes", "no", "yes", " ", "yes"])
-    refused("frame.dropna(subset=['hospital']) and frame[frame['ill'].str.strip() != ''] in pandas", lambda: load(blank))
+    refused(both, lambda: load(blank))
 
 
 def test_targets():
@@ -329,28 +324,28 @@ NESTED = pa.table({**{k: pa.array(v, from_pandas=True) for k, v in PANDAS.items(
         (lambda: load(PANDAS.assign(blob=[b"x"] * 6)), "column 'blob' holds binary"),
         (
             lambda: load(PANDAS.assign(odd=[1, 2, "x", 4, 5, 6])),
-            "column 'odd' cannot be read: row 2 holds 'x', but row 0 holds 1",
+            "column 'odd' cannot be read: ",
         ),
         (
             lambda: load(PANDAS.assign(zero=0, none=None)),
-            "'zero' (always '0'), 'none' (all missing). Leave them out: kinds={'z",
+            "2 things are to be decided:\n  1. column 'zero' tells no example from another",
         ),
         (lambda: load(PANDAS.assign(age=[1, 2, np.inf, 3, 4, 5])), "column 'age', row 2 holds inf"),
         (lambda: load(PANDAS.assign(age=[1, 2, 3e200, 1e200, -2e200, 5])), "column 'age' holds numbers as large as"),
         (
             lambda: load(PANDAS.assign(ill=["a", None, "b", None, "a", "a"])),
-            "'ill', the target, is missing in row 1 and 1 more",
+            "'ill', the target, is missing: 2 rows, first row 1",
         ),
         (
             lambda: load(PANDAS.assign(ill=[1.0, 2.0, np.nan, 1.0, 1.5, 1.0])),
-            "'ill', the target, is missing in row 2. Drop this row",
+            "'ill', the target, is missing: 1 rows, first row 2",
         ),
         (lambda: load(PANDAS.assign(ill=[1.0, 2.0, 1e39, 1.0, 1.5, 1.0])), "'ill', the target, row 2 holds 1e+39, which"),
-        (lambda: load(PANDAS.assign(ill=None)), "'ill', the target, is missing in row 0 and 5 more"),
+        (lambda: load(PANDAS.assign(ill=None)), "'ill', the target, is missing: 6 rows, first row 0"),
         (lambda: load(classes=["no", "maybe"]), "row 1 holds the class 'yes', which is none of those of training (no, maybe)"),
         (lambda: load(columns=[]), "no column is left as an input"),
         (lambda: load(kinds={"ward": "number"}), "column 'ward', row 0 holds 'east', which is no number"),
-        (lambda: load(kinds={"ward": "date"}), "row 0 holds 'east', which is no date as it stands. Write it as 2026-11-16"),
+        (lambda: load(kinds={"ward": "date"}), "row 0 holds 'east', which is no date"),
         (lambda: load(kinds={"age": "date"}), "column 'age' holds double, but dates are expected"),
         (lambda: load(kinds={"day": "number"}), "column 'day' holds dates (timestamp[us]), but numbers are expected"),
         (lambda: load(kinds={"age": "boolean"}), "column 'age', row 0 holds 30, but must be true or false"),
@@ -368,8 +363,7 @@ NESTED = pa.table({**{k: pa.array(v, from_pandas=True) for k, v in PANDAS.items(
             lambda: load(
                 PANDAS.assign(ill=["a", "b", "a", "b", "a", "c"], p=["train"] * 4 + ["test"] * 2), split="p", test=0.2
             ),
-            "row 5 holds the class 'c', which is none of those of training (a, b). If that is a mistake, repair or drop the "
-            "row. If it is a class, name all: classes=['a', 'b', 'c'].",
+            "row 5 holds the class 'c', which is none of those of training (a, b).",
         ),
     ],
 )
@@ -381,7 +375,7 @@ def test_identifiers_and_counts_are_not_taken_for_categories():
     frame = pd.DataFrame(
         {"c": ["a", "b"] * 75, "name": [f"person {i}" for i in range(150)], "x": range(150), "y": [0, 1, 1] * 50}
     )
-    words, known = "'name' holds 150 different texts in 150 rows. Is it an identifier", {"x": "number"}
+    words, known = "'name' holds 150 different texts in 150 rows", {"x": "number"}
     refused(words, lambda: load(frame, client="c", target="y", kinds=known))
     out = load(frame, client="c", target="y", kinds={"name": "left out", "x": "number"})
     assert out.schema.feature_names == ("x",)
@@ -437,8 +431,8 @@ def test_schemas_refuse_tables_that_do_not_fit():
     [
         (b"", "cannot be read as CSV: Empty CSV file"),
         (b"c,x,y\n", "the table has 0 rows and 3 columns"),
-        (b"c,x,y\n1,2,0\n1,2\n", "cannot be read as CSV: line 3: Expected 3 columns, got 2: 1,2"),
-        (b"c,x,y\n1,2,0\n1,2,3,4\n", "line 3: Expected 3 columns, got 4"),
+        (b"c,x,y\n1,2,0\n1,2\n", "cannot be read as CSV: record 3: Expected 3 columns, got 2: 1,2"),
+        (b"c,x,y\n1,2,0\n1,2,3,4\n", "record 3: Expected 3 columns, got 4"),
         (b"c,x,x\n1,2,0\n", "two columns are called 'x'"),
         (b"c,x,y\n1,caf\xe9,0\n", "column 'x' is not text in utf-8. Name its encoding, e.g. encoding=\"latin-1\""),
         (b"c,caf\xe9,y\n1,2,0\n", "it is not text in utf-8"),
@@ -458,7 +452,7 @@ def test_files_that_are_not_there_or_broken(tmp_path):
         refused("nowhere does not exist", lambda read=read: read(tmp_path / "nowhere", **options))
         refused("path must name a file", lambda read=read: read(3, **options), InvalidParameter)
     refused("holds no file *.parquet", lambda: eq.data.parquet(tmp_path, **options))
-    refused("cannot be read as CSV", lambda: eq.data.csv(tmp_path, **options))
+    refused("holds no file *.csv", lambda: eq.data.csv(tmp_path, **options))
     PANDAS.to_csv(tmp_path / "visits.csv", index=False)
     refused(
         "must be an encoding", lambda: eq.data.csv(tmp_path / "visits.csv", encoding="latin-77", **options), InvalidParameter
@@ -616,7 +610,7 @@ def test_a_polars_frame_of_many_rows_with_text_is_read():
             "ward": [f"a ward with a long name, number {row % 6}" for row in range(count)],
             "day": ["" if row % 50 == 0 else f"2024-01-{1 + row % 28:02d}" for row in range(count)],
             "town": [f"a town with a long name, number {row % 5}" for row in range(count)],
-            "ill": [("no", "yes")[row % 7 < 3] for row in range(count)],
+            "ill": [("no", "yes")[row * row % 11 < 5] for row in range(count)],
         }
     )
     found, expected = (eq.data.from_frame(each, client="ward", target="ill").schema for each in (frame, frame.to_pandas()))

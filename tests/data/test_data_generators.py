@@ -13,7 +13,7 @@ from scipy import stats
 
 from equipoise.core.rng import generator
 from equipoise.data import digits, gaussian_means, label_shift, synthetic
-from equipoise.data.class_law import CLASSES, FEATURES, FLIPPED, published_law, random_law
+from equipoise.data.datasets.class_law import CLASSES, FEATURES, FLIPPED, published_law, random_law
 from equipoise.data.partition import by_classes
 from equipoise.errors import InvalidParameter
 

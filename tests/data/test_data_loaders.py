@@ -23,8 +23,8 @@ from equipoise.data import (
     texts,
     vehicle,
 )
-from equipoise.data.file_access import FOLDER_VARIABLE
-from equipoise.data.text import LETTERS, encode_characters, words
+from equipoise.data.datasets.data_files import FOLDER_VARIABLE
+from equipoise.data.datasets.text import LETTERS, encode_characters, words
 from equipoise.errors import InvalidData, InvalidParameter
 
 

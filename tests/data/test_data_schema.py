@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.data.column_rule import ColumnRule
-from equipoise.data.schema import Schema
-from equipoise.data.target_rule import TargetRule
+from equipoise.data.tables import Schema
+from equipoise.data.tables.rules import ColumnRule, TargetRule
 from equipoise.errors import InvalidData, InvalidParameter, NotWritten
 
 FRAME = {
@@ -45,7 +44,7 @@ def test_describe():
 def test_dates_are_described_as_dates():
     days = {"day": [date(2024, 1, 1), date(2024, 1, 3)], "time": [time(6), time(18)], "y": [0, 1]}
     lines = Schema.fit(days, target="y").describe().splitlines()
-    assert lines[1].endswith("mean 2024-01-02, deviation 1 days; missing: 2024-01-02")
+    assert lines[1].endswith("mean 2024-01-02, deviation 1; missing: 2024-01-02")
     assert lines[2].endswith("mean 0.5, deviation 0.25; missing: 0.5")  # of a day
 
 

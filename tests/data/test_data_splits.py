@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.core.rng import generator
-from equipoise.data import ClientSet, split_clients, split_examples, splits
-from equipoise.data.splits import split
+from equipoise.data import ClientSet, split_clients, split_examples
+from equipoise.data.clients import split, splits
 from equipoise.errors import InvalidParameter
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.data import csv_files, table_files
+from equipoise.data.tables import read
 from equipoise.errors import InvalidData, InvalidParameter
 
 pa = pytest.importorskip("pyarrow")
@@ -49,8 +49,8 @@ def assert_same(data, expected):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(table_files, "_PIECE_ROWS", 7)
-    monkeypatch.setattr(csv_files, "_BLOCK_BYTES", 200)
+    monkeypatch.setattr(read, "_PIECE_ROWS", 7)
+    monkeypatch.setattr(read, "_BLOCK_BYTES", 200)
 
 
 @pytest.mark.parametrize("memory", [0, 1e9])
@@ -97,8 +97,8 @@ def test_types_of_csv_files_come_from_all_rows(tmp_path, small_pieces):
     }
     lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
     (tmp_path / "t.csv").write_text("\n".join(lines))
-    opened = csv_files.csv_files(tmp_path / "t.csv", client="who", delimiter=",", decimal=".", encoding="utf-8", missing=())
-    whole = csv_files.read_csv(tmp_path / "t.csv", client="who", delimiter=",", decimal=".", encoding="utf-8", missing=())
+    opened = read.csv_files(tmp_path / "t.csv", client="who", delimiter=",", decimal=".", encoding="utf-8", missing=())
+    whole = read.read_csv(tmp_path / "t.csv", client="who", delimiter=",", decimal=".", encoding="utf-8", missing=())
     assert opened.read().schema.types == whole.schema.types
     assert opened.read().to_pydict() == whole.to_pydict()
     assert opened.num_rows == count
@@ -114,8 +114,8 @@ def test_an_interrupted_table_goes_on(tmp_path, small_pieces, monkeypatch):
             raise KeyboardInterrupt
         return real(self, *given)
 
-    monkeypatch.setattr(eq.data.client_batches, "BATCH_BYTES", 100)
-    monkeypatch.setattr(eq.data.store_writer, "JOURNAL_BYTES", 100)
+    monkeypatch.setattr(eq.data.clients.client_batches, "BATCH_BYTES", 100)
+    monkeypatch.setattr(eq.data.store.store_writer, "JOURNAL_BYTES", 100)
     monkeypatch.setattr(eq.data.Schema, "targets", failing)
     with pytest.raises(KeyboardInterrupt):
         eq.data.write_table_store(tmp_path / "t.parquet", tmp_path / "store", **BOTH, memory=0)
@@ -128,7 +128,7 @@ def test_an_interrupted_table_goes_on(tmp_path, small_pieces, monkeypatch):
 def test_rows_of_a_client_must_stand_together_where_the_table_is_read_in_pieces(tmp_path, small_pieces):
     mixed = table().take(np.random.default_rng(1).permutation(len(table())))
     parquet.write_table(mixed, tmp_path / "t.parquet")
-    with pytest.raises(InvalidParameter, match=r"comes again in row .* Sort the table by 'who' first"):
+    with pytest.raises(InvalidParameter, match=r"comes again in row .* Sort the table by 'who'"):
         eq.data.write_table_store(tmp_path / "t.parquet", tmp_path / "store", **BOTH, memory=0)
     store = eq.data.write_table_store(tmp_path / "t.parquet", tmp_path / "store", **BOTH)  # read whole
     assert_same(eq.data.open_store(store), eq.data.from_frame(mixed, **BOTH))
@@ -156,8 +156,8 @@ def test_a_given_schema_is_used_and_new_data_are_appended(tmp_path, small_pieces
     ("column", "row", "value", "message"),
     [
         ("age", 50, float("inf"), "column 'age', row 50 holds inf"),
-        ("ill", 60, None, "column 'ill', the target, is missing in row 60"),
-        ("who", 70, None, "column 'who', the client, is missing in row 70"),
+        ("ill", 60, None, "column 'ill', the target, is missing: 1 rows, first row 60"),
+        ("who", 70, None, "column 'who', the client, is missing: 1 rows, first row 70"),
     ],
 )
 def test_errors_name_rows_of_the_whole_table(tmp_path, small_pieces, memory, column, row, value, message):

@@ -319,9 +319,9 @@ def bad_tree(**changed):
         (bad_tree(x={"a": Ragged.of([[1], [2]]), "attention_mask": torch.ones(2)}), InvalidData, "'attention_mask'"),
         (bad_tree(scale={"c": 2.0}), InvalidParameter, "scale must be a dict by some of the inputs 'a', 'b'"),
         (bad_tree(x={"a": torch.zeros(2), "b": torch.tensor([0, torch.inf])}), InvalidData, "'q', row 0 (row 1 of x['b'])"),
-        (lambda: Ragged(torch.zeros(3), [0, 0, 3]), InvalidData, "sequence 0 of Ragged is empty"),
+        (lambda: Ragged(torch.zeros(3), [0, 0, 3]), InvalidData, "do not at sequence 0"),
         (lambda: Ragged(torch.zeros(3), [0, 2]), InvalidData, "must run from 0 to 3"),
-        (lambda: Ragged(torch.zeros(5), [0, 3, 2, 5]), InvalidData, "offsets of Ragged must rise, but offset 2 is 2 after 3"),
+        (lambda: Ragged(torch.zeros(5), [0, 3, 2, 5]), InvalidData, "offsets of Ragged must rise"),
         (lambda: Ragged(["a"], [0, 1]), InvalidData, "values of Ragged must hold numbers"),
         (lambda: Ragged.of(["abc", "d"]), InvalidData, "sequence 0 of Ragged must hold numbers in steps of one shape"),
         (lambda: Ragged.of([[1], [2, None]]), InvalidData, "sequence 1 of Ragged must hold numbers"),
@@ -330,7 +330,7 @@ def bad_tree(**changed):
         (lambda: Ragged.of([[1j]]), InvalidData, "sequence 0 of Ragged holds complex numbers"),
         (
             lambda: Ragged.of([torch.zeros(2, 3), torch.zeros(2, 4)]), InvalidData,
-            "steps of sequence 1 of Ragged have the shape (4,), those of sequence 0 (3,)",
+            "steps of sequence 1 of Ragged have another shape",
         ),
         (bad_tree(x={"a b": torch.zeros(2)}), InvalidData, "x has the key 'a b', but a model is called as model(**x)"),
         (bad_tree(x={"a": {"b": torch.zeros(2)}}), InvalidData, "but one is a dict that is none"),
@@ -373,5 +373,5 @@ def test_a_client_is_named_by_text_and_a_position_by_at():
     for bad in (lambda: clients.client(2), lambda: clients.client(at=-1), lambda: clients.client(at=2), clients.client):
         with pytest.raises(InvalidParameter):
             bad()
-    with pytest.raises(InvalidParameter, match=r"at=2 for a position, or '2'"):
+    with pytest.raises(InvalidParameter, match=r"Write client"):
         clients.client(2)

@@ -13,7 +13,7 @@ from pathlib import Path
 from fake_grid import FakeGrid, run_app, splits_of
 
 import equipoise as eq
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import client_app, server_app
 from equipoise.engines.flower.apps.node_policy import EXACT_SUMS, noise_multiplier_of
 from equipoise.engines.flower.secure.sum_messages import read_tag

@@ -13,8 +13,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.core.task import Task
 from equipoise.core.task_trial import try_task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.engines.simulator.client_queue import most_clients
 from equipoise.engines.simulator.local_rule import LocalRule

@@ -8,7 +8,7 @@ import torch
 import equipoise as eq
 from equipoise.aggregators import WeightedMean
 from equipoise.core.task import Task
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import Simulator
 from equipoise.engines.simulator import calibration
 from equipoise.engines.simulator.calibration import Choice, SpeedMeasurement

@@ -8,7 +8,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.core.task import Task
 from equipoise.core.task_trial import try_task
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.engines.simulator.calibration import Choice
 from equipoise.engines.simulator.cuda.client_streams import SideBySide

@@ -14,8 +14,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.aggregators import NormClip, WeightedMean
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.engines.simulator import calibration, client_queue
 from equipoise.engines.simulator.assignments import Assignment

@@ -12,7 +12,7 @@ import torch
 from fake_grid import federation, run_app
 
 import equipoise as eq
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.apps.template import TEMPLATE
 from equipoise.errors import EquipoiseNotice

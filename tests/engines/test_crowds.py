@@ -8,7 +8,7 @@ import pytest
 from fake_grid import federation, run_app
 
 import equipoise as eq
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.apps.node_policy import NodePolicy
 from equipoise.engines.flower.operate.run_view import RunView

@@ -18,7 +18,7 @@ from flwr.app import Context
 
 import equipoise as eq
 from equipoise.core.task import Task
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.engines.flower import client_app, server_app
 from equipoise.engines.flower.apps.node_policy import NodePolicy

@@ -6,7 +6,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.core.task import Task
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.engines.simulator.calibration import Choice
 from equipoise.engines.simulator.cuda.deferred_products import DeferredProducts, ProductsSeen

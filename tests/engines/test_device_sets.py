@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
-from equipoise.data.clients import ClientSet
-from equipoise.data.ragged import Ragged
-from equipoise.data.read_ahead import pages
+from equipoise.data.clients import ClientSet, Ragged
+from equipoise.data.store.mapped_files import pages
 from equipoise.engines.device_sets import DataWindow, DeviceSets, moved_in_pieces, set_bytes
 
 CPU = torch.device("cpu")

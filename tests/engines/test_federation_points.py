@@ -18,7 +18,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipo
 
 import equipoise as eq
 from equipoise.core.files import locked
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import client_app, server_app
 from equipoise.engines.flower.apps import node_keys
 from equipoise.engines.flower.apps.federated_run import LOCK

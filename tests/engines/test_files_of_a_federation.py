@@ -14,7 +14,7 @@ import pytest
 from fake_grid import federation, run_app
 
 import equipoise as eq
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.experiment.folder import read_record
 from made_clients import make_clients

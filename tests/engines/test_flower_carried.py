@@ -11,8 +11,7 @@ import torch
 from fake_grid import federation, run_app
 
 import equipoise as eq
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.errors import IncompatibleParts, ObserverFailed
 from equipoise.types import Observer

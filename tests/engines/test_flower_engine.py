@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import equipoise as eq
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import flower
 from equipoise.engines.flower import client_app, server_app
 from equipoise.engines.flower.apps.members import Member, make_stand_in

@@ -10,7 +10,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.aggregators import FedNova, NormClip
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import EquipoiseNotice, IncompatibleParts
 from equipoise.privacy import DPFTRL, DifferentialPrivacy, SecureAggregation
 from equipoise.solvers import Adam, FedDyn, Scaffold

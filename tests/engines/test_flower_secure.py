@@ -13,7 +13,7 @@ from flwr.app import Message
 from flwr.supercore.task_identity import TaskIdentity
 
 import equipoise as eq
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.secure import secure_node
 from equipoise.engines.flower.transport import messages

@@ -15,8 +15,7 @@ import equipoise as eq
 from equipoise import attacks
 from equipoise.aggregators import NormClip, WeightedMean
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Simulator
 from equipoise.engines.cluster.piece_work import Phase, Stretch, sums
 from equipoise.engines.simulator import client_queue

@@ -14,8 +14,7 @@ from lying_site import lie
 from test_federation_points import BAD, SIZES, keyed, listing, run, softmax, some_data
 
 import equipoise as eq
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.flower import client_app
 from equipoise.engines.flower.apps import left_out
 from equipoise.engines.flower.transport.messenger import TooFewClients

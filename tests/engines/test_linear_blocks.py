@@ -9,8 +9,7 @@ from taken import paths_of
 import equipoise as eq
 from equipoise.aggregators import WeightedMean
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.engines.simulator import linear_blocks as linear
 from equipoise.engines.simulator.linear_blocks import LinearWork

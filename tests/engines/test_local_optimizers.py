@@ -11,7 +11,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.core.task import Task
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.runs.checkpoint import Checkpoints

@@ -16,7 +16,7 @@ from fake_grid import federation, run_app
 from lying_site import lie, lie_in_sums, with_tensors
 
 import equipoise as eq
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.transport.messages import read_message
 from equipoise.errors import IncompatibleParts

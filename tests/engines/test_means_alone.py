@@ -10,7 +10,7 @@ import pytest
 from fake_grid import federation, run_app
 
 import equipoise as eq
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.export import model_card
 from equipoise.report import write_report

@@ -19,7 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime import run_clientapp
 
 import equipoise as eq
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import client_app, flower_internals, server_app
 from equipoise.engines.flower.apps import federated_run, node_app, owned_app
 from equipoise.engines.flower.apps.node_ledger import BudgetSpent, NodeLedger

@@ -15,7 +15,7 @@ from killed_federation import DELTA, Campaign, Killed, private_tail, try_kill
 import equipoise as eq
 from equipoise.core.task import Task
 from equipoise.core.task_trial import try_task
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.apps.node_ledger import AlreadyReleased, BudgetSpent, NodeLedger

@@ -11,7 +11,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.core.abilities import engine_traits
 from equipoise.core.task import Task
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import Simulator
 from equipoise.engines.simulator import paths
 from equipoise.engines.simulator.batched_steps import stacked_gradients, take_batched_steps

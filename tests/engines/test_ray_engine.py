@@ -11,7 +11,7 @@ from torch import nn
 import equipoise as eq
 from equipoise import aggregators, attacks, personal, privacy, risk, solvers
 from equipoise.core.task import Task
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import Ray, Simulator
 from equipoise.engines.cluster import pieces
 from equipoise.engines.cluster.pieces import PieceSize

@@ -21,7 +21,7 @@ import torch
 import equipoise as eq
 from equipoise import risk, solvers
 from equipoise.core.version import VERSION
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import Ray
 from equipoise.engines.cluster import ray_engine
 from equipoise.engines.cluster.ray_extra import OUR_OWN

@@ -13,7 +13,7 @@ import torch
 import equipoise as eq
 from equipoise import risk, solvers
 from equipoise.core.task import Task
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import Ray
 from equipoise.engines.cluster import packing, ray_engine
 from equipoise.engines.cluster.packing import Letter

@@ -13,8 +13,7 @@ from torch.nn import functional
 import equipoise as eq
 from equipoise.core.task import Task
 from equipoise.core.task_trial import try_task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.engines.simulator.calibration import Choice
 from equipoise.engines.simulator.recorded_steps import RecordedSteps

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import equipoise as eq
 from equipoise.cli.federation_commands import app
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.apps.node_policy import NodePolicy
 from equipoise.engines.flower.apps.run_control import give_order

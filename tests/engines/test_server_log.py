@@ -9,7 +9,7 @@ from fake_grid import federation, run_app
 
 import equipoise as eq
 from equipoise.cli.federation_commands import silent_superlink
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.apps.kept_data import KeptData
 from equipoise.engines.flower.apps.node_policy import NodePolicy

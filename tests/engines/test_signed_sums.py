@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import equipoise as eq
 from equipoise.cli.flower_commands import app as commands
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import client_app, server_app
 from equipoise.engines.flower.apps.node_policy import NodePolicy
 from equipoise.engines.flower.secure import sum_messages

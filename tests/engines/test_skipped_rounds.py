@@ -9,7 +9,7 @@ import pytest
 from fake_grid import federation, run_app
 
 import equipoise as eq
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.secure.masked_sums import MaskedSums
 from equipoise.export.model_card import card, card_markdown

@@ -11,7 +11,7 @@ from taken import everyone, paths_of
 import equipoise as eq
 from equipoise.aggregators import WeightedMean
 from equipoise.core.task import Task
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.engines.simulator.calibration import Choice
 from equipoise.engines.simulator.linear_span import ExampleSpan, SpanUpdates

@@ -9,7 +9,7 @@ from taken import everyone
 
 import equipoise as eq
 from equipoise.core.task import Task
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.engines.simulator.calibration import Choice
 from equipoise.engines.simulator.client_queue import ClientQueue

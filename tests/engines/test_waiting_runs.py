@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import equipoise as eq
 from equipoise.cli.federation_commands import app as operators
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.apps.template import write_app
 from equipoise.engines.flower.operate.run_options import refuse_unknown_options

@@ -15,7 +15,7 @@ from fake_grid import federation, run_app
 from killed_federation import DELTA, private_tail
 
 import equipoise as eq
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.apps.run_control import give_order
 from equipoise.engines.flower.operate.run_view import RunView

@@ -13,7 +13,7 @@ import torch
 
 import equipoise as eq
 from equipoise.core.task import Task
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import Simulator
 from equipoise.engines.simulator import scoring
 from equipoise.engines.simulator.local_work import Worker, Workplace

@@ -11,8 +11,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
 from equipoise.personal import L2SGD, Ditto, Finetuning, Local

@@ -13,8 +13,7 @@ from scipy import linalg
 import equipoise as eq
 from equipoise.core.task import Task
 from equipoise.core.task_trial import try_task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import Diverged, EquipoiseNotice, IncompatibleParts, InvalidParameter
 from equipoise.personal import Local

@@ -10,8 +10,7 @@ from torch.nn import functional
 import equipoise as eq
 from equipoise.core.task import Task
 from equipoise.core.task_trial import try_task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.personal import Finetuning

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.personal import Ditto, PFedMe
 from equipoise.solvers import SGD, Adam

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.personal import Ditto
 from equipoise.solvers import SGD
 

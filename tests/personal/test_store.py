@@ -13,8 +13,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 import equipoise as eq
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import EquipoiseError, NotWritten
 from equipoise.personal.store import ClientRows
 
@@ -148,7 +147,7 @@ import sys
 import torch
 import equipoise as eq
 from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.runs.checkpoint import Checkpoints
 
 def anonymous():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import equipoise as eq
 from equipoise import privacy, sampling
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import CheckpointError, EquipoiseNotice, IncompatibleParts, InvalidParameter
 from equipoise.experiment import catalog
 from equipoise.privacy import correlated_noise as cn

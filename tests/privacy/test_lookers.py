@@ -18,9 +18,7 @@ from torch import nn
 import equipoise as eq
 from equipoise import privacy, report
 from equipoise.client_table import ClientTable
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
-from equipoise.data.ragged import Ragged
+from equipoise.data.clients import ClientSet, FederatedData, Ragged
 from equipoise.errors import Diverged, IncompatibleParts, InvalidParameter, ObserverFailed
 from equipoise.experiment.search import CRITERIA, check_first_trial, read_search
 from equipoise.privacy.accounting import epsilon_of

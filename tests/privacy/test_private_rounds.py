@@ -15,7 +15,7 @@ from scipy.stats import kstest
 import equipoise as eq
 from equipoise import risk, sampling
 from equipoise.aggregators import NormClip, WeightedMean
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import EquipoiseNotice, ObserverFailed
 from equipoise.experiment import folder
 from equipoise.experiment.build import build

@@ -9,7 +9,7 @@ import torch
 
 import equipoise as eq
 from equipoise import aggregators, personal, risk, sampling, solvers
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
 from equipoise.privacy import (
     AdaptiveClip,

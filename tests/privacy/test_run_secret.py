@@ -19,7 +19,7 @@ import equipoise as eq
 from equipoise import sampling
 from equipoise.cli import app
 from equipoise.core import files
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import InvalidParameter
 from equipoise.experiment import catalog
 from equipoise.experiment.run_files import RunFolder

@@ -9,7 +9,7 @@ import torch
 
 import equipoise as eq
 from equipoise import aggregators, risk, sampling
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import EquipoiseNotice, ObserverFailed
 from equipoise.privacy import SecureAggregation, SecureSums, secure_aggregate
 from equipoise.privacy.secure_sum import SimulatedSecureSum

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.data.idx_files import load_idx
+from equipoise.data.datasets.idx_files import load_idx
 from equipoise.errors import ConfigError, InvalidData, InvalidParameter
 from equipoise.reproduce import EXPERIMENTS, Scale, image_splits, reproduce
 from equipoise.reproduce.__main__ import main

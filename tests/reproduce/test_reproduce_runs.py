@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import ConfigError, InvalidData, InvalidParameter
 from equipoise.reproduce import EXPERIMENTS, Scale, reproduce
 from equipoise.reproduce import data_sets as sources

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 
 import equipoise as eq
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.risk import Mixture, QFair, Superquantile, Tilted
 from equipoise.risk.tilted import tilted

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import equipoise as eq
 from equipoise.cli.commands import app
 from equipoise.core.signature import Signature, TensorSpec
-from equipoise.data.schema import Schema
+from equipoise.data.tables import Schema
 from equipoise.errors import ConfigError, InvalidData
 from equipoise.serve import choose as choosing
 from equipoise.serve.choose import choose, parse_address

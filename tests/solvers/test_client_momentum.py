@@ -7,7 +7,7 @@ import torch
 
 import equipoise as eq
 from equipoise.aggregators import NNM, CentredClipping, TrimmedMean, WeightedMean
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import InvalidParameter
 from equipoise.runs import setup
 from equipoise.solvers import SGD

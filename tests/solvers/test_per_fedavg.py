@@ -8,8 +8,7 @@ from hypothesis import given, settings
 import equipoise as eq
 from equipoise.core import rng
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import InvalidParameter
 from equipoise.sampling import Full

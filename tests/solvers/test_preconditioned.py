@@ -5,7 +5,7 @@ import torch
 
 import equipoise as eq
 from equipoise.core.task import Task
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.solvers import SGD, AdaDPS

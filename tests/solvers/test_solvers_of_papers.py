@@ -8,8 +8,7 @@ from hypothesis import given
 import equipoise as eq
 from equipoise.core import rng
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidParameter
 from equipoise.sampling import Full
 from equipoise.solvers import MAML, SGD, AdaptiveProx, FedDane

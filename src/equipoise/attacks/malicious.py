@@ -21,9 +21,7 @@ from equipoise.core.abilities import attack_traits, is_of_user, is_part
 from equipoise.core.carried import mean_carried
 from equipoise.core.trees import map_tree
 from equipoise.core.update_checks import as_local_work
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
-from equipoise.data.ragged import Ragged
+from equipoise.data.clients import ClientSet, FederatedData, Ragged
 from equipoise.errors import InvalidData, InvalidParameter, is_integer, require, require_kind, require_number
 from equipoise.types import Aggregator, Attack, Cohort, LocalWork
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from equipoise.attacks.malicious import Sent, check_attack_parameters
 from equipoise.core import rng
-from equipoise.data.clients import ClientSet
-from equipoise.data.ragged import Ragged
+from equipoise.data.clients import ClientSet, Ragged
 from equipoise.errors import InvalidData, require, require_number
 
 

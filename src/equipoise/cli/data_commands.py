@@ -81,7 +81,7 @@ def convert(
 ) -> None:
     """Write a data set into a store on disk, which opens at once and need not fit into memory."""
     from equipoise import data
-    from equipoise.data.table_store import holds_table
+    from equipoise.data.store import holds_table
     from equipoise.experiment.config_tables import override
 
     named = {key: value for key, value in (("client", client), ("target", target)) if value is not None}

@@ -115,7 +115,7 @@ def show_data(console: Screen, data: FederatedData) -> None:
     import torch
 
     from equipoise.core.trees import named_leaves
-    from equipoise.data.leaves import shown_shape
+    from equipoise.data.clients import shown_shape
 
     shapes = []
     for name, leaf in named_leaves("", data.train.x).items():

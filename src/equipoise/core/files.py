@@ -17,6 +17,8 @@ from typing import Any, BinaryIO, Protocol
 
 from equipoise.errors import ConfigError, NotWritten
 
+PathLike = str | os.PathLike[str]
+
 
 class Recorder(Protocol):
     """Sees every primitive before it happens; what it raises happens instead."""

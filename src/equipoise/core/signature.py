@@ -15,7 +15,7 @@ from equipoise.core.plain_text import made_of, parse_json
 from equipoise.errors import FileGuard, InvalidData
 
 if TYPE_CHECKING:
-    from equipoise.data.federated_data import FederatedData
+    from equipoise.data.clients import FederatedData
 
 Form = Literal["tensor", "tuple", "dict"]
 _KNOWN = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.bool)

@@ -11,7 +11,7 @@ from equipoise.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from equipoise.core.task import Task
-    from equipoise.data.federated_data import FederatedData
+    from equipoise.data.clients import FederatedData
 
 NUMBERS_CURE = "to predict numbers pass a regression loss, e.g. loss=lambda outputs, y: (outputs.squeeze(-1) - y).square()"
 

@@ -21,7 +21,7 @@ from equipoise.core.per_example_losses import MaskedCrossEntropy, PerExample, cr
 from equipoise.errors import require
 
 if TYPE_CHECKING:
-    from equipoise.data.federated_data import FederatedData
+    from equipoise.data.clients import FederatedData
 
 
 class _Scorer(nn.Module):

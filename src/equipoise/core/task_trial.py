@@ -21,7 +21,7 @@ from equipoise.core.task import Task, in_training_mode
 from equipoise.errors import EquipoiseError, IncompatibleParts, InvalidParameter, is_integer, require
 
 if TYPE_CHECKING:
-    from equipoise.data.federated_data import FederatedData
+    from equipoise.data.clients import FederatedData
 
 TRIED_ROWS = 256  # sequences among which those are chosen that padding is tried on
 

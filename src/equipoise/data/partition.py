@@ -21,9 +21,8 @@ from torch import Tensor
 
 from equipoise.core.rng import generator
 from equipoise.core.trees import leaves, map_tree, named_leaves
-from equipoise.data.clients import ClientSet, prefix
-from equipoise.data.leaves import first_bad_row
-from equipoise.data.packed_rows import offsets_of
+from equipoise.data.clients.client_set import ClientSet, prefix
+from equipoise.data.clients.leaves import first_bad_row, offsets_of
 from equipoise.errors import InvalidData, InvalidParameter, require, unknown_name
 
 Partitioner = Callable[..., list[Tensor]]

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.file_access import PathLike, as_tensor, data_file, load_arrays, targets
+from equipoise.core.files import PathLike
+from equipoise.data.datasets.data_files import as_tensor, data_file, load_arrays, targets
 from equipoise.errors import InvalidData
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"

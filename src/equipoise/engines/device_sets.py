@@ -13,12 +13,8 @@ import torch
 from torch import Tensor
 
 from equipoise.core.trees import leaves, map_tree
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
-from equipoise.data.packed_rows import rows_in_turn
-from equipoise.data.ragged import Ragged
-from equipoise.data.read_ahead import ReadAhead
-from equipoise.data.store_rows import RowCheck
+from equipoise.data.clients import ClientSet, FederatedData, Ragged, rows_in_turn
+from equipoise.data.store import ReadAhead, RowCheck
 from equipoise.errors import InvalidData
 
 _RESIDENT = 0.5  # of a GPU's free memory: data that take at most this share stay there

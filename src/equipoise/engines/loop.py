@@ -19,8 +19,7 @@ from equipoise.core.devices import seed_generators, usable_device
 from equipoise.core.forward_rules import ForwardRules
 from equipoise.core.task import Task
 from equipoise.core.update_checks import as_local_work, checked_norms, longest_square, with_carried
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.device_sets import DeviceSets
 from equipoise.solvers.batches import batches_of
 from equipoise.solvers.client_steps import ClientSteps

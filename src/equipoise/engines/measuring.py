@@ -10,8 +10,7 @@ from torch import Tensor
 
 from equipoise.client_metrics import ClientMetrics, rebuilt
 from equipoise.core.trees import batch_shape, leaves, select
-from equipoise.data.clients import ClientSet
-from equipoise.data.packed_rows import rows_in_turn
+from equipoise.data.clients import ClientSet, rows_in_turn
 
 Forward = Callable[[Tensor, Any], Any]  # of a model (D,) and inputs
 

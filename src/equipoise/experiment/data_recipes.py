@@ -6,7 +6,7 @@ import os
 
 from equipoise.data import FederatedData
 from equipoise.data import npz as read_npz
-from equipoise.data.splits import How, split
+from equipoise.data.clients import How, split
 
 
 def npz(

@@ -236,7 +236,7 @@ def read_records(path: str | Path) -> list[RunRecord]:
 
 def _read_records(folder: RunFolder) -> list[RunRecord]:
     from equipoise.client_table import ClientTable
-    from equipoise.data.schema import Schema
+    from equipoise.data.tables import Schema
     from equipoise.experiment.recorded import read_config
     from equipoise.privacy.accounting import Spent
     from equipoise.privacy.observer_table import PrivacyTable

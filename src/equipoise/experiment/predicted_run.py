@@ -11,12 +11,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from equipoise.data.client_predictions import predict_by_client
-from equipoise.data.csv_reading import CSV_DEFAULTS
-from equipoise.data.new_rows import read_columns, read_rows
-from equipoise.data.row_predictions import predicted_columns
-from equipoise.data.schema import Schema
-from equipoise.data.table_column import TableColumn, shown_names
+from equipoise.data.tables import (
+    CSV_DEFAULTS,
+    Schema,
+    TableColumn,
+    predict_by_client,
+    predicted_columns,
+    read_columns,
+    read_rows,
+    shown_names,
+)
 from equipoise.errors import ConfigError, unknown_name
 from equipoise.experiment.config_tables import read_toml
 from equipoise.experiment.recorded import FEDERATION

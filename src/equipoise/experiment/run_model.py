@@ -18,9 +18,7 @@ from equipoise.core.signature import Signature
 from equipoise.core.task import Task
 from equipoise.core.task_trial import try_task
 from equipoise.core.tensor_files import read_tensor_file
-from equipoise.data.client_predictions import predicted_table
-from equipoise.data.schema import Schema
-from equipoise.data.table_column import shown_names
+from equipoise.data.tables import Schema, predicted_table, shown_names
 from equipoise.errors import ConfigError, FileGuard, InvalidParameter, require
 from equipoise.experiment.build import build
 from equipoise.experiment.catalog import own_signature

@@ -16,7 +16,7 @@ from equipoise.core.files import make_folder, writing
 from equipoise.core.fingerprints import without_addresses
 from equipoise.core.numbers import plain_values
 from equipoise.core.words import joined
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import (
     ConfigError,
     Diverged,

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core.rng import torch_generator
-from equipoise.data.column_rule import MISSING
-from equipoise.data.schema import Schema
+from equipoise.data.tables import MISSING, Schema
 from equipoise.errors import InvalidParameter, require, require_number
 from equipoise.models.layers import checked_seed, positive, seeded
 from equipoise.models.linear import squared_error

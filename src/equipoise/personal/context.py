@@ -14,7 +14,7 @@ from equipoise.core import rng
 from equipoise.core.abilities import attack_traits
 from equipoise.core.task import Task
 from equipoise.core.update_checks import as_local_work
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import notify
 from equipoise.report.text.phrases import listed
 from equipoise.types import Cohort, Engine

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from equipoise import server_opt, solvers
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
 from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.privacy.private_sums import PrivateSums

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 from equipoise.core.trees import map_tree
-from equipoise.data.clients import ClientSet
-from equipoise.data.ragged import Ragged
+from equipoise.data.clients import ClientSet, Ragged
 from equipoise.errors import ConfigError, IncompatibleParts
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
-    from equipoise.data.federated_data import FederatedData
+    from equipoise.data.clients import FederatedData
 
 # accounted: noise covers it, and the ledger has it before it is made. public: declared as known. outside: exact, for those who
 # may see the data, and no choice is made by it. others: of other people's examples, or made-up ones. silent: nothing is said or

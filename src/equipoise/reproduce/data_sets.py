@@ -14,10 +14,10 @@ import torch
 
 from equipoise.core.rng import generator
 from equipoise.data import ClientSet, WordVectors, femnist, glove, leaf, shakespeare, split_clients, split_examples, texts
-from equipoise.data.federated_data import FederatedData
-from equipoise.data.file_access import FOLDER_VARIABLE
-from equipoise.data.generators import synthetic
-from equipoise.data.text import UNKNOWN, Features
+from equipoise.data.clients import FederatedData
+from equipoise.data.datasets.data_files import FOLDER_VARIABLE
+from equipoise.data.datasets.generators import synthetic
+from equipoise.data.datasets.text import UNKNOWN, Features
 from equipoise.errors import InvalidData
 from equipoise.reproduce.entry import Need
 

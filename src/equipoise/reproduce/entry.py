@@ -11,7 +11,7 @@ from torch import nn
 
 from equipoise.aggregators import WeightedMean
 from equipoise.algorithm import Algorithm
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.result import Result
 from equipoise.risk import Mean
 from equipoise.sampling import Uniform

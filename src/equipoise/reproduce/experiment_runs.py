@@ -21,7 +21,7 @@ from equipoise.core.devices import usable_device
 from equipoise.core.files import write_atomically
 from equipoise.core.grouping import grouped
 from equipoise.core.plain_text import parse_json
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import Simulator
 from equipoise.errors import ConfigError, Diverged, InvalidParameter, require
 from equipoise.metrics import mean

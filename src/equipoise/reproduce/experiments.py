@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any
 
 from equipoise.core.plain_text import parse_toml
-from equipoise.data.text import PADDING
+from equipoise.data.datasets.text import PADDING
 from equipoise.experiment import catalog
 from equipoise.models import CharGRU, ConvNet, EmbeddingLSTM, Logistic, Softmax
 from equipoise.reproduce import data_sets, image_splits, tail_data

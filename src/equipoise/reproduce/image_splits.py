@@ -14,12 +14,10 @@ from equipoise.attacks import ALIE, IPM, LabelFlip, SignFlip
 from equipoise.attacks.malicious import Sent
 from equipoise.core.abilities import attack_traits
 from equipoise.core.rng import generator
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
-from equipoise.data.file_access import data_file, load_arrays, load_json
-from equipoise.data.idx_files import mnist_images
+from equipoise.data.clients import ClientSet, FederatedData, split_examples
+from equipoise.data.datasets.data_files import data_file, load_arrays, load_json
+from equipoise.data.datasets.idx_files import mnist_images
 from equipoise.data.partition import to_clients
-from equipoise.data.splits import split_examples
 from equipoise.errors import InvalidData
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]

@@ -11,9 +11,7 @@ from torch import Tensor
 from equipoise import metrics
 from equipoise.algorithm import Algorithm
 from equipoise.core.carried import move_model
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
-from equipoise.data.splits import split_examples
+from equipoise.data.clients import ClientSet, FederatedData, split_examples
 from equipoise.engines import Simulator
 from equipoise.errors import InvalidData
 from equipoise.reproduce.entry import Figure, FinishedRun, Measure

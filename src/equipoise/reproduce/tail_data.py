@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from equipoise.core.rng import generator
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.reproduce.data_sets import emnist
 
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equipoise.core.abilities import attack_traits
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import notify
 
 

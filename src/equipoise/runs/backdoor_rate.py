@@ -13,8 +13,7 @@ from equipoise.core.abilities import attack_traits, engine_traits
 from equipoise.core.per_example_losses import PerExample
 from equipoise.core.task import Task
 from equipoise.core.trees import first_output, map_tree
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidParameter
 from equipoise.types import Engine, PersonalWork
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from equipoise.algorithm import Algorithm
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import EquipoiseError, without_notices
 from equipoise.runs.setup import set_up

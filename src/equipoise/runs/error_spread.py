@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core import trees
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
-from equipoise.data.packed_rows import rows_in_turn
+from equipoise.data.clients import ClientSet, FederatedData, rows_in_turn
 
 if TYPE_CHECKING:
     from equipoise.client_table import ClientTable

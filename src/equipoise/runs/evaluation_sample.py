@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import rng
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import IncompatibleParts, is_integer, require
 from equipoise.types import EngineTraits
 

@@ -24,9 +24,7 @@ from equipoise.core.numbers import plain_values
 from equipoise.core.per_example_losses import PerExample
 from equipoise.core.trees import leaves, map_tree
 from equipoise.core.words import joined
-from equipoise.data.clients import ClientSet
-from equipoise.data.leaves import as_leaf
-from equipoise.data.splits import split_examples
+from equipoise.data.clients import ClientSet, as_leaf, split_examples
 from equipoise.errors import Diverged, InvalidData, InvalidParameter, ObserverFailed, is_number, notify, require
 from equipoise.few_clients import few_clients_words
 from equipoise.observers import History

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.trees import named_leaves
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.privacy.lookers import data_to_try
 from equipoise.runs.setup import Setting
 

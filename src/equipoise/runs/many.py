@@ -20,7 +20,7 @@ from equipoise.core.equality import same_but_for_training, same_part
 from equipoise.core.grouping import grouped
 from equipoise.core.per_example_losses import PerExample
 from equipoise.core.task import Task
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import Diverged, ObserverFailed, each_notice_once, notify, require
 from equipoise.report.text.phrases import listed
 from equipoise.result import Result

@@ -11,7 +11,7 @@ from equipoise.core import trees
 from equipoise.core.abilities import solver_traits
 from equipoise.core.target_forms import has_default_loss
 from equipoise.core.task import Task
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.errors import is_number, notify
 from equipoise.types import LocalSolver
 

@@ -23,7 +23,7 @@ from equipoise.core.signature import Signature
 from equipoise.core.task import Task
 from equipoise.core.task_trial import try_task
 from equipoise.core.trees import map_tree
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Ray, Simulator
 from equipoise.errors import IncompatibleParts, InvalidParameter, is_integer, notify, require, require_kind
 from equipoise.models.adapters import WHY_NOT_BOTH, freeze_lora_a, trains_lora_a

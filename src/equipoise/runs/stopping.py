@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # a configuration has such a rule, and reading one need not w
     from equipoise.algorithm import Algorithm
     from equipoise.client_metrics import ClientMetrics
     from equipoise.client_table import ClientTable
-    from equipoise.data.federated_data import FederatedData
+    from equipoise.data.clients import FederatedData
     from equipoise.metrics import Summary
     from equipoise.types import PersonalWork, ServerState
 

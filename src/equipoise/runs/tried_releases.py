@@ -22,8 +22,7 @@ from equipoise.core.abilities import is_of_user
 from equipoise.core.fingerprints import fingerprint
 from equipoise.core.task import Task
 from equipoise.core.trees import map_tree
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidParameter, without_notices
 from equipoise.privacy.mechanism import DifferentialPrivacy
 from equipoise.privacy.private_sums import PrivateSums

@@ -13,9 +13,7 @@ from equipoise.core import trees
 from equipoise.core.binary_error import wrong_half, wrong_sign
 from equipoise.core.error_names import ABSOLUTE
 from equipoise.core.per_example_losses import misclassified
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
-from equipoise.data.packed_rows import rows_in_turn
+from equipoise.data.clients import ClientSet, FederatedData, rows_in_turn
 from equipoise.report.data.over_seeds import MEAN, MEDIAN
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from equipoise.core.files import write_atomically
 from equipoise.core.plain_text import parse_json
 from equipoise.core.signature import Signature
 from equipoise.core.words import joined
-from equipoise.data.schema import Schema
+from equipoise.data.tables import Schema
 from equipoise.errors import ConfigError, InvalidData
 from equipoise.export.onnx_files import SCORE
 from equipoise.export.onnx_runs import OnnxModel

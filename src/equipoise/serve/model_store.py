@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from equipoise.core.plain_text import parse_json
-from equipoise.data.schema import Schema
+from equipoise.data.tables import Schema
 from equipoise.errors import EquipoiseError
 from equipoise.experiment.family_files import (
     LARGEST,

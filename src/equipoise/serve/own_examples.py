@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.core.signature import Signature
-from equipoise.data.csv_files import read_csv
-from equipoise.data.file_access import load_arrays
-from equipoise.data.schema import Schema
+from equipoise.data.datasets.data_files import load_arrays
+from equipoise.data.tables import Schema, read_csv
 from equipoise.errors import InvalidData
 
 TARGETS = ("y", "target", "label")

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from equipoise.data.schema import Schema
+from equipoise.data.tables import Schema
 from equipoise.errors import InvalidData
 from equipoise.export.onnx_files import MODEL
 from equipoise.export.onnx_runs import OnnxModel, TookTooLong

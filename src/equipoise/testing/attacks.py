@@ -15,7 +15,7 @@ from equipoise.core import rng
 from equipoise.core.abilities import attack_traits
 from equipoise.core.rng import torch_generator
 from equipoise.core.task import Task
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import is_integer, is_number
 from equipoise.runs.setup import EngineChoice

@@ -14,7 +14,7 @@ from equipoise.attacks.single import normal_noise
 from equipoise.core.abilities import engine_traits, solver_traits
 from equipoise.core.rng import torch_generator
 from equipoise.core.task import Task
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.runs.setup import EngineChoice
 from equipoise.solvers import MAML, SGD, Adam, FedDane

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import read
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.personal.context import PersonalContext
 from equipoise.rounds.drivers import play
 from equipoise.runs.carried_rules import withheld_carried

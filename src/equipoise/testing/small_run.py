@@ -14,8 +14,7 @@ from equipoise.core.abilities import solver_traits
 from equipoise.core.params import ParameterLayout
 from equipoise.core.rng import torch_generator
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.answers import answer_all
 from equipoise.errors import EquipoiseNotice
 from equipoise.models import Softmax

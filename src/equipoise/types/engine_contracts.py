@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
     from equipoise.client_metrics import ClientMetrics
     from equipoise.client_table import ClientTable
-    from equipoise.data.clients import ClientSet
-    from equipoise.data.federated_data import FederatedData
+    from equipoise.data.clients import ClientSet, FederatedData
     from equipoise.personal.context import PersonalContext
 
 

@@ -22,10 +22,8 @@ import torch
 from torch import Tensor
 
 from equipoise.core.numbers import Numbers
-from equipoise.data.clients import ClientSet
-from equipoise.data.mapped_files import MappedFile, file_of, map_file
-from equipoise.data.store_files import read_manifest
-from equipoise.data.store_state import StoredIds
+from equipoise.data.clients import ClientSet, StoredIds
+from equipoise.data.store import MappedFile, file_of, map_file, read_manifest
 from equipoise.engines.cluster.ray_extra import INLINE_VARIABLE, require_ray
 from equipoise.errors import InvalidData
 

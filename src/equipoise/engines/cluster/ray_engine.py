@@ -21,8 +21,7 @@ from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import solver_traits
 from equipoise.core.task import Task
 from equipoise.core.update_checks import with_carried
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.cluster.piece_work import Phase, PieceSums, Stretch, add_sums
 from equipoise.engines.cluster.pieces import SCORING, TRAINING, JobPieces, add_nodes, cut_job
 from equipoise.engines.cluster.ray_extra import connect, connection

@@ -22,8 +22,7 @@ from equipoise.core.equality import same_part
 from equipoise.core.memory import own_memory
 from equipoise.core.task import Task
 from equipoise.core.version import VERSION
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.cluster.packing import Letter, answer_parts, opened, pack, pack_numbers
 from equipoise.engines.cluster.piece_work import Phase, Stretch, work_on
 from equipoise.engines.simulator.calibration import Choice

@@ -25,8 +25,7 @@ from equipoise.core.carried import mean_carried
 from equipoise.core.task import Task
 from equipoise.core.update_checks import checked_norms, longest_square, with_carried
 from equipoise.core.words import counted
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.flower.apps import left_out
 from equipoise.engines.flower.apps.members import Member
 from equipoise.engines.flower.apps.run_control import RunControl

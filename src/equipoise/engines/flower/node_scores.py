@@ -13,8 +13,7 @@ from equipoise.client_metrics import ClientMetrics
 from equipoise.client_table import ClientTable
 from equipoise.core.error_names import SHARES
 from equipoise.core.words import counted
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.flower.secure.evaluations import BY_POLICY, UNKNOWN, list_absent, unknown_table
 from equipoise.engines.flower.transport.answer_readings import asked_metrics, wrong_scores
 from equipoise.engines.flower.transport.messages import MessageContent

@@ -21,7 +21,7 @@ import torch
 
 from equipoise.core.files import cache_folder, write_atomically
 from equipoise.core.plain_text import parse_json
-from equipoise.data.leaves import shown_shape
+from equipoise.data.clients import shown_shape
 from equipoise.engines.simulator.assignments import Assignment, each_update, try_out
 from equipoise.engines.simulator.batched_steps import BatchedAutograd
 from equipoise.engines.simulator.client_queue import ClientQueue, most_clients

@@ -25,8 +25,7 @@ from equipoise.core.carried import count_carried
 from equipoise.core.per_example_losses import misclassified
 from equipoise.core.task import Task
 from equipoise.core.update_checks import checked_norms, longest_square, with_carried
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.device_sets import DeviceSets
 from equipoise.engines.simulator import paths as local_paths
 from equipoise.engines.simulator.assignments import (

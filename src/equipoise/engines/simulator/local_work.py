@@ -14,8 +14,7 @@ from torch import Tensor
 
 from equipoise.core import rng
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.simulator.client_queue import ClientQueue
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.precision import FULL, Precision

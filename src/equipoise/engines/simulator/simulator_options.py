@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from equipoise.core.devices import usable_device
 from equipoise.core.task import Task
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines.simulator.calibration import Choice
 from equipoise.engines.simulator.engine import SimulatorEngine
 from equipoise.engines.simulator.precision import PRECISIONS, Precision

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from equipoise.core.trees import map_tree
-from equipoise.data.ragged import Ragged
+from equipoise.data.clients import Ragged
 from equipoise.engines.flower.transport.messages import BadMessage, shorten
 from equipoise.errors import is_integer, is_number
 

@@ -21,7 +21,7 @@ from equipoise.core.files import locked, write_atomically
 from equipoise.core.plain_text import made_of, parse_json, parse_toml
 from equipoise.core.task import Task
 from equipoise.core.words import counted
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
 from equipoise.engines.flower.apps.few_updates import too_few_updates
 from equipoise.engines.flower.apps.fixed_rounds import refuse_more_rounds
 from equipoise.engines.flower.apps.foreseen_refusals import (

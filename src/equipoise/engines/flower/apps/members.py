@@ -16,9 +16,7 @@ from typing import Any
 import torch
 
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet
-from equipoise.data.federated_data import FederatedData
-from equipoise.data.packed_rows import offsets_of
+from equipoise.data.clients import ClientSet, FederatedData, offsets_of
 from equipoise.engines.flower.apps import left_out
 from equipoise.engines.flower.apps.example_kinds import read_kind, read_units, zeros_like_kind
 from equipoise.engines.flower.apps.model_source import digest_frozen, digest_layout

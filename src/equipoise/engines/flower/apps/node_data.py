@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.core.abilities import is_part
 from equipoise.core.trees import leaves
-from equipoise.data.arrays import as_tree
-from equipoise.data.clients import ClientSet
-from equipoise.data.convert import stack_examples
-from equipoise.data.federated_data import FederatedData
-from equipoise.data.ragged import Ragged
+from equipoise.data.clients import ClientSet, FederatedData, Ragged, as_tree, stack_examples
 from equipoise.errors import InvalidData, InvalidParameter, require
 
 if TYPE_CHECKING:

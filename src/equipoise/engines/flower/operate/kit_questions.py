@@ -13,8 +13,8 @@ from torch import Tensor
 
 from equipoise.algorithm import Algorithm
 from equipoise.core.error_codes import WRITTEN
-from equipoise.data.column_rule import OTHER
-from equipoise.data.federated_data import FederatedData
+from equipoise.data.clients import FederatedData
+from equipoise.data.tables import OTHER
 from equipoise.engines.flower.apps.node_policy import NodePolicy
 from equipoise.engines.flower.transport.part_messages import PartNotSent, find_allowed_class, pack_part
 from equipoise.errors import unknown_name

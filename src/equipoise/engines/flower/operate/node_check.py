@@ -23,7 +23,7 @@ from flwr.app import Context, RecordDict
 
 from equipoise.core.trees import leaves
 from equipoise.core.version import VERSION
-from equipoise.data.missing_cells import counting_missing
+from equipoise.data.tables import counting_missing
 from equipoise.engines.flower.apps.node_app import NodeApp
 from equipoise.engines.flower.apps.node_data import NodeData
 from equipoise.engines.flower.apps.node_keys import public_key_text, read_private_key

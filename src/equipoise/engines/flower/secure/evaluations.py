@@ -20,7 +20,7 @@ from equipoise.errors import EquipoiseError, notify
 from equipoise.privacy.release_book import ReleaseBook
 
 if TYPE_CHECKING:
-    from equipoise.data.federated_data import FederatedData
+    from equipoise.data.clients import FederatedData
     from equipoise.engines.flower.flower_engine import FlowerEngine
 
 STEP_OF_SCORES = 2.0**-32

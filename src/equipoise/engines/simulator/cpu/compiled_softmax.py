@@ -16,8 +16,7 @@ from torch import Tensor
 
 from equipoise.core.per_example_losses import cross_entropy
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet
-from equipoise.data.label_range import IGNORE
+from equipoise.data.clients import IGNORE, ClientSet
 from equipoise.engines.simulator.client_queue import ClientQueue
 from equipoise.engines.simulator.cpu.c_library import library
 from equipoise.engines.simulator.linear_blocks import has_one_score, weight_shape, why_not_linear
