@@ -41,7 +41,7 @@ def together(answers: Callable[[Sequence[Ask]], Sequence[Any]], rounds: Sequence
             except Diverged as failure:
                 ended[i] = failure
         first = min((KINDS.index(ask.what) for ask in pending.values()), default=0)
-        asks = {i: pending.pop(i) for i in list(pending) if pending[i].what == KINDS[first]}
+        asks = {i: pending.pop(i) for i in sorted(pending) if pending[i].what == KINDS[first]}
         sent = dict(zip(asks, answers(list(asks.values())), strict=True)) if asks else {}
     return [ended[i] for i in range(len(rounds))]
 
