@@ -292,9 +292,7 @@ def test_a_study_from_file_to_report(tmp_path):
     result = call("compare", str(ROOT / "examples" / "study.toml"), *SMALL, *options)
     assert result.exit_code == 0, result.output
     assert "macro_f1 over the same clients, more is better" in result.stdout
-    assert "No cell has a *: with one seed, methods cannot be told apart" in " ".join(
-        result.stdout.split()
-    )  # no bold in a pipe
+    assert "No cell has a *:" in " ".join(result.stdout.split())  # no bold in a pipe
     for method in ("FedAvg", "Δ-FL 0.5", "q-fair"):
         assert method in result.stdout
     assert (tmp_path / "runs/study/report.html").exists()

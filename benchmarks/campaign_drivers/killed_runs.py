@@ -69,7 +69,7 @@ def prepare_data() -> None:
     """Make all data, and import what they need: a child that has become another user may not read Python's own files."""
     import encodings.utf_8_sig  # noqa: F401 — by which configurations are read
 
-    from equipoise.report.interactive import page  # noqa: F401 — with what draws it
+    from equipoise.report import page  # noqa: F401 — with what draws it
 
     for data, model in configured().values():
         build(RunConfig.of({"data": data, "model": model, "train": {"rounds": 1, "clients_per_round": 2}}))

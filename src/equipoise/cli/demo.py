@@ -28,8 +28,9 @@ from equipoise.core.files import write_atomically
 from equipoise.core.screen import Screen
 from equipoise.engines.simulator.workers import one_thread
 from equipoise.observers import Run
-from equipoise.report.data.over_seeds import FIGURES
-from equipoise.report.data.paired import bold_words, figures_by_seed, separated_methods
+from equipoise.report.notices import said
+from equipoise.report.over_seeds import FIGURES
+from equipoise.report.paired import bold_notices, figures_by_seed, separated_methods
 from equipoise.types import Observer, RoundReport
 
 ROUNDS = 100
@@ -132,7 +133,7 @@ def result_table(comparison: Comparison) -> Table:
     rows = comparison.table()
     values = figures_by_seed(comparison.results)
     bold = {key: separated_methods(values[key]) for key in FIGURES}
-    table.caption, table.caption_justify = bold_words(any(bold.values()), values["mean"]), "left"
+    table.caption, table.caption_justify = said(bold_notices(any(bold.values()), values["mean"])), "left"
     for method, row in rows.items():
         styles = {key: "bold green" if method in bold[key] else "" for key in FIGURES}
         table.add_row(method, *(Text(spread_text(row[key], seeds, 100, 1), style=styles[key]) for key in FIGURES))

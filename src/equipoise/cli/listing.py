@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from equipoise.data import ClientSet, FederatedData
-    from equipoise.report.data.over_seeds import Spread
+    from equipoise.report.over_seeds import Spread
     from equipoise.run_record import RunRecord
 
 
@@ -72,7 +70,7 @@ def by_method(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
 
 def validation_table(records: Sequence[RunRecord], *, plain: bool = False) -> list[Table]:
     """The table of methods on validation clients, by which one of them may be chosen; none without both splits."""
-    from equipoise.report.data.contradictions import judged_on_validation
+    from equipoise.report.paired import judged_on_validation
 
     methods = judged_on_validation(by_method(records))
     return [] if methods is None else [comparison_table([run for runs in methods.values() for run in runs], plain=plain)]
@@ -83,37 +81,23 @@ def comparison_table(records: Sequence[RunRecord], *, plain: bool = False) -> Ta
 
     In `plain` text, such as that of a pipe, a star stands for bold.
     """
-    from equipoise.few_clients import few_clients_words
-    from equipoise.report.data.over_seeds import (
-        FIGURES,
-        figures_of,
-        in_percent,
-        intervals_of,
-        split_words,
-        trivial_doubts,
-        trivial_name,
-    )
-    from equipoise.report.data.paired import bold_words, figures_by_seed, separated_methods
-    from equipoise.report.text.phrases import INTERVAL, SHARED, capital, remarks
-    from equipoise.report.text.sentences import ValueFormat, trivial_words
-    from equipoise.run_summary import who_words
-    from equipoise.small_clients import FEW_EXAMPLES, small_clients_words
+    from equipoise.report.formats import Judged, ValueFormat, capital
+    from equipoise.report.notices import about_runs, said, trivial_notices
+    from equipoise.report.over_seeds import FIGURES, figures_of, in_percent, intervals_of, trivial_name
+    from equipoise.report.paired import bold_notices, figures_by_seed, separated_methods
 
     by_name = by_method(records)
     rows = {name: figures_of(runs) for name, runs in by_name.items()}
     percent = in_percent(records)
     noun = capital(records[0].measured) + " in %" * percent
     factor, digits = (100.0, 1) if percent else (1.0, 3)
-    said_of_methods = remarks(by_name, rows, lambda value: f"{factor * value:.{digits}f}")
-    few = small_clients_words(records, f"--at-least {FEW_EXAMPLES} leaves them out")
-    no_better = trivial_words(rows, ValueFormat(percent=percent, decimals=digits), trivial_name(records))
-    remark = " ".join(filter(None, (trivial_doubts(records), no_better, said_of_methods, few, few_clients_words(records))))
-    split = f" ({said})" if (said := split_words(records)) else ""
-    title = f"{noun} over {who_words([record.summary() for record in records])}, mean ± standard deviation over seeds{split}"
+    scale, answer = ValueFormat(percent=percent, decimals=digits), trivial_name(records)
+    remark = said([*trivial_notices(rows, answer, records[0].error_name, scale), *about_runs(by_name)])
+    title = f"{noun} over {Judged.of(records)}, mean ± standard deviation over seeds"
     table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     values = figures_by_seed(by_name)
     bold = {key: separated_methods(values[key]) for key in FIGURES}
-    marks = bold_words(any(bold.values()), values["mean"])
+    marks = said(bold_notices(any(bold.values()), values["mean"]))
     if plain:
         marks = marks.replace("Bold:", "*:").replace("Nothing is bold:", "No cell has a *:")
     below = f"{marks} {remark}".strip()
@@ -126,7 +110,7 @@ def comparison_table(records: Sequence[RunRecord], *, plain: bool = False) -> Ta
     def add_intervals(name: str, column: str) -> None:
         if found := intervals_of(by_name[name], column):
             texts = (found[key].text(lambda v: f"{factor * v:.{digits}f}") if key in found else "" for key in FIGURES)
-            table.add_row(INTERVAL, "", *texts, style="dim")
+            table.add_row("  95 % interval", "", *texts, style="dim")
 
     for name, row in rows.items():
         seeds = len(by_name[name])
@@ -138,7 +122,7 @@ def comparison_table(records: Sequence[RunRecord], *, plain: bool = False) -> Ta
         add_intervals(name, "error")
         if "shared_mean" in row:
             shared = [spread_text(row[f"shared_{key}"], seeds, factor, digits) for key in FIGURES]
-            table.add_row(SHARED, "", *shared, style="dim")
+            table.add_row("  shared model", "", *shared, style="dim")
             add_intervals(name, "shared_error")
     if trivial := next(((name, row) for name, row in rows.items() if "trivial_mean" in row), None):
         name, row = trivial
@@ -152,37 +136,25 @@ def difference_lines(records: Sequence[RunRecord]) -> list[str]:
 
     None for one method, one seed, or means alone.
     """
-    from equipoise.report.data.contradictions import contradictions_of
-    from equipoise.report.data.over_seeds import in_percent
-    from equipoise.report.text.paper_tables import differences_of
+    from equipoise.report.over_seeds import in_percent
+    from equipoise.report.paper_tables import differences_of
 
     by_name = by_method(records)
     known = all(record.clients.where(record.judged_on).clients_in_mean is None for record in records)
     if len(by_name) < 2 or min(map(len, by_name.values())) < 2 or not known:
         return []
     first = next(iter(by_name))
-    found, said = differences_of(by_name, first, "percentile_90"), contradictions_of(by_name, first)
+    found = differences_of(by_name, first, "percentile_90")
     others = [differences_of(by_name, first, figure) for figure in ("mean", "worst_10")]
-    lines = found.short(1, 100.0, others) if in_percent(records) else found.short(others=others)
-    return [*lines, *([said] if said else [])]
+    return found.lines(1, 100.0, others) if in_percent(records) else found.lines(others=others)
 
 
 def subgroups_below(records: Sequence[RunRecord]) -> list[str]:
     """The subgroups of clients under each method, in the unit of the table; none where clients have no attributes."""
-    from equipoise.report.data.over_seeds import in_percent
+    from equipoise.report.over_seeds import in_percent
     from equipoise.subgroups import subgroup_lines
 
     return subgroup_lines(by_method(records), percent=in_percent(records))
-
-
-def summary_text(record: RunRecord, folder: Path) -> str:
-    """The summary of a run; where clients have few examples it names the commands that leave them out."""
-    from equipoise.small_clients import FEW_EXAMPLES, small_clients_words
-
-    option = f"--at-least {FEW_EXAMPLES}"
-    hint = f"equipoise report {folder} {option} leaves them out of the report, equipoise run … {option} also of these lines"
-    few = small_clients_words([record], hint)
-    return str(replace(record.summary(), small_clients=few))
 
 
 def worst_lines(record: RunRecord, count: int = 5) -> list[str]:
@@ -191,7 +163,7 @@ def worst_lines(record: RunRecord, count: int = 5) -> list[str]:
     Clients with few examples, whose error is mostly chance, are left out where enough others are there, unless `record` has a
     limit that was asked for. Clients that a run protects are not named: a terminal's output is passed on, too.
     """
-    from equipoise.small_clients import FEW_EXAMPLES
+    from equipoise.report.notices import FEW_EXAMPLES
 
     if record.protects_clients:
         return ["Single clients are not named: the run protects them. For whoever may see the data, clients.parquet has all."]
@@ -209,7 +181,7 @@ def worst_lines(record: RunRecord, count: int = 5) -> list[str]:
 
 def metric_tables(records: Sequence[RunRecord]) -> list[Table]:
     """For each metric a table of methods, with the figures of the table of errors ± over seeds."""
-    from equipoise.report.data.over_seeds import FIGURES, metric_figures
+    from equipoise.report.over_seeds import FIGURES, metric_figures
 
     by_name = by_method(records)
     tables = []

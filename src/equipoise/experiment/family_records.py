@@ -12,7 +12,7 @@ from equipoise.client_table import ClientTable
 from equipoise.errors import ConfigError
 from equipoise.experiment.family_files import CLIENTS, MANIFEST, MEMBERS, read_manifest
 from equipoise.experiment.recorded import RecordedPart
-from equipoise.report.data.knob import MemberClients, knob_data
+from equipoise.report.knob import MemberClients, knob_data
 from equipoise.run_record import RunRecord
 from equipoise.runs.family import KNOBS, family_members
 

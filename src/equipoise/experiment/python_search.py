@@ -35,14 +35,13 @@ from equipoise.errors import (
 from equipoise.experiment.optuna_trials import imported_optuna, search_by_optuna
 from equipoise.experiment.search import CRITERIA, Axis, Criterion, Range, Values, check_axis, folder_name, trial_name
 from equipoise.experiment.trial_results import TrialResult, cell_text, criterion_of, criterion_words, noise_words, spread_text
-from equipoise.few_clients import few_clients_words
 from equipoise.privacy.common_clients import join_data, marks_in
 from equipoise.privacy.ledger import FILE, Ledger
 from equipoise.privacy.ledger_report import words_of
 from equipoise.privacy.lookers import CHOSEN, refuse_search
+from equipoise.report.notices import said, size_notices
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build, chosen_seeds, refuse_swapped
-from equipoise.small_clients import small_clients_words
 from equipoise.train import train
 
 _NO_FOLDER = 'Nothing was saved. With folder="runs/tune", a search that is interrupted goes on when the call is repeated.'
@@ -178,8 +177,7 @@ class PythonTrials:
             by_seed.append(criterion_of(run.clients, self.criterion, self.at_least))
             if self.criterion != "train_loss":
                 judged = run.judged_by("validation", self.at_least)
-                few = filter(None, (small_clients_words([judged]), few_clients_words([judged])))
-                self.small_clients.setdefault(trial_name(values), " ".join(few))
+                self.small_clients.setdefault(trial_name(values), said(size_notices([judged])))
         return TrialResult.of(values, by_seed, self.criterion)
 
     def clients(self, seed: int) -> FederatedData:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from equipoise.client_table import ClientTable, own_models_worse
+from equipoise.client_table import ClientTable
 from equipoise.core.plain_text import parse_json
 from equipoise.core.task import Task
 from equipoise.core.words import counted
@@ -20,6 +20,7 @@ from equipoise.errors import ConfigError, FileGuard, InvalidParameter, require
 from equipoise.experiment.config_tables import read_toml
 from equipoise.experiment.run_files import RunFolder, refuse_damaged_files
 from equipoise.experiment.run_model import filled_copy, is_own_of_python, model_file, trained_model
+from equipoise.report.notices import own_worse_notices, said
 
 
 class SavedPersonalModels:
@@ -138,7 +139,7 @@ def own_models_of(run: RunFolder, shared: nn.Module) -> SavedPersonalModels:
         )
     judged = next(split for split in ("test", "validation", "train") if split in clients.split)
     schema = Schema.load(run.schema) if run.schema.is_file() else None
-    return SavedPersonalModels(ids, rows, shared, schema, own_models_worse(clients, judged))
+    return SavedPersonalModels(ids, rows, shared, schema, said(own_worse_notices("run", [clients], judged)))
 
 
 def _ids(run: RunFolder) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from equipoise.engines.cluster.ray_tasks import MOST_STARTS, RayTasks, restarts
 from equipoise.experiment.ray_studies import run_ended, start_run, study_tasks
 from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.study import PlannedRun
-from equipoise.report.palette import shorten
+from equipoise.report.formats import shorten
 
 Status = Literal["waiting", "running", "done", "failed", "there already"]
 POLL_SECONDS = 0.25

@@ -14,7 +14,7 @@ from equipoise.experiment.values import value_text
 
 if TYPE_CHECKING:
     from equipoise.client_table import ClientTable
-    from equipoise.report.data.over_seeds import Spread
+    from equipoise.report.over_seeds import Spread
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class TrialResult:
     @classmethod
     def of(cls, values: Values, by_seed: Sequence[float], criterion: Criterion) -> TrialResult:
         """The result of a trial whose runs all ended."""
-        from equipoise.report.data.over_seeds import Spread
+        from equipoise.report.over_seeds import Spread
 
         spread = Spread.of(by_seed)
         if not math.isfinite(spread.mean):
@@ -74,7 +74,7 @@ def cell_text(value: Any) -> str:
 def spread_text(spread: Spread | None, seeds: int) -> str:
     """The criterion with five digits, ± standard deviation over seeds to as many places; a dash for None.
 
-    >>> from equipoise.report.data.over_seeds import Spread
+    >>> from equipoise.report.over_seeds import Spread
     >>> spread_text(Spread(0.554167, 0.05), 3), spread_text(Spread(12.3456, 0.7), 3), spread_text(Spread(0.5, 0.0), 1)
     ('0.55417 ± 0.05000', '12.346 ± 0.700', '0.5')
     """
@@ -94,8 +94,8 @@ def noise_words(
     `where` says where seeds are set, and `name_of` names a trial by its values. A criterion that is the same for all trials
     tells none of them apart, with any number of seeds.
     """
-    from equipoise.report.data.paired import LEAST_SEEDS, paired
-    from equipoise.report.text.phrases import listed
+    from equipoise.report.formats import listed
+    from equipoise.report.paired import LEAST_SEEDS, difference_text, paired
 
     best, *others = [result for result in results if result.criterion is not None]
     if not others:
@@ -117,7 +117,7 @@ def noise_words(
     alike = [other for other, found in apart.items() if found.verdict != "lower"]
     if not alike:
         return ""
-    found = apart[alike[0]].words(alike[0], "{:.2g}".format)
+    found = f"{difference_text(apart[alike[0]])} against {alike[0]}"
     same = apart[alike[0]].constant
     why = "and there is no spread between seeds" if same else "and the 95 % interval of the paired differences contains 0"
     return (

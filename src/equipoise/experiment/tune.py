@@ -184,11 +184,9 @@ def tune(search: Search, out: Path, *, workers: int, console: Screen, ray: str |
 def _small_clients(search: Search, best: TrialResult, out: Path) -> str:
     """Sentences on few validation clients, or few examples of theirs; empty if there are enough, or if they are not judged."""
     from equipoise.experiment.folder import read_record
-    from equipoise.few_clients import few_clients_words
-    from equipoise.small_clients import FEW_EXAMPLES, small_clients_words
+    from equipoise.report.notices import said, size_notices
 
     if search.criterion == "train_loss":
         return ""
     runs = [read_record(run.folder.path).judged_by("validation", search.at_least) for run in search.plan(best.values, out)]
-    small = small_clients_words(runs, hint=f"at_least = {FEW_EXAMPLES} in [search] leaves them out")
-    return " ".join(filter(None, (small, few_clients_words(runs))))
+    return said(size_notices(runs))

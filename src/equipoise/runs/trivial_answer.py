@@ -16,7 +16,7 @@ from equipoise.core.per_example_losses import misclassified
 from equipoise.data.clients import ClientSet
 from equipoise.data.federated_data import FederatedData
 from equipoise.data.packed_rows import rows_in_turn
-from equipoise.report.data.over_seeds import MEAN, MEDIAN
+from equipoise.report.over_seeds import MEAN, MEDIAN
 
 if TYPE_CHECKING:
     from equipoise.client_table import ClientTable
