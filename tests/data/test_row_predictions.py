@@ -160,7 +160,7 @@ def test_a_run_predicts_new_rows(shops):
     changed = call("predict", "mine", "plain.csv", "--set", 'delimiter=","', "--set", 'decimal="."')
     assert changed.stdout == (shops / "out.csv").read_text()
     page = (shops / "mine" / "report.html").read_text()
-    assert "What was trained on: shops; returned is predicted from price and town." in page
+    assert "Trained on shops: returned from price, town." in page
     FRAME.to_csv("shops.csv", index=False, sep=";", decimal=",")
     again = call("report", "mine", "--out", "again.html")
     assert again.exit_code == 0, again.output

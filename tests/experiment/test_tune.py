@@ -293,12 +293,10 @@ def test_a_best_trial_within_the_noise_is_said_so(tmp_path):
     text = tune.noise_words(
         [trial(0.1, 0.37, 0.374, 0.369), trial(0.3, 0.38, 0.37, 0.372), trial(1.0, 0.57, 0.575, 0.569)], "validation_90"
     )
-    assert text.startswith(
-        "The best is within the noise of the next: lr 0.1 is lower than lr 0.3 by 0.003 ± 0.007 (lower in 2 of 3 seeds)"
-    )
+    assert text.startswith("The best is within the noise of the next: −0.003 ± 0.007 against lr 0.3")
     assert "do not tell 1 of 2 other trials from the best: lr 0.3." in text
     same = noise_of([trial(0.1, 0.3, 0.3, 0.3), trial(0.3, 0.4, 0.4, 0.4)])
-    assert "(lower in 3 of 3 seeds), and there is no spread between seeds." in same
+    assert "−0.100 ± 0.000 against lr 0.3, and there is no spread between seeds." in same
     # Differences of −0.1 ± 0.01 are clear.
     assert noise_of([trial(0.1, 0.30, 0.31, 0.29), trial(0.3, 0.40, 0.40, 0.40)]) == ""
     assert "one seed does not tell" in noise_of([trial(0.1, 0.3), trial(0.3, 0.4)])
