@@ -179,14 +179,13 @@ def test_a_backdoor_is_learned_and_the_report_says_so(tmp_path):
     lines = attacked.summary().splitlines()
     at = lines.index("backdoor_success over the same clients, less is better")
     assert lines[at + 1].split()[:3] == ["method", "mean", "90th"]
-    said = "compare this rate with that of a model that nobody attacked, attacks.Backdoor(…, share=0)."
+    said = "a mark alone can change predictions."
     assert said in lines[at + 4]
     assert said in str(attacked.results["mean"][0].summary())
     assert said in attacked.to_markdown(column=COLUMN)
     assert said not in attacked.to_markdown()
     page = attacked.report(tmp_path / "report.html").read_text()
-    assert 'id="table-backdoor"' in page
-    assert "backdoor success" in page
+    assert 'data-code="backdoor"' in page
 
 
 def test_a_report_of_seeds_whose_attackers_differ(tmp_path):
@@ -197,7 +196,7 @@ def test_a_report_of_seeds_whose_attackers_differ(tmp_path):
         model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
         runs.append(eq.train(model, data, rounds=1, clients_per_round=3, seed=seed, progress=False))
     assert runs[0].data != runs[1].data
-    assert "table-backdoor" in eq.report.write_report(runs, tmp_path / "report.html").read_text()
+    assert 'data-code="backdoor"' in eq.report.write_report(runs, tmp_path / "report.html").read_text()
     other = eq.train(
         model, apply(clean, Backdoor(share=0.5, target=1, patch=2)), rounds=1, clients_per_round=3, seed=2, progress=False
     )

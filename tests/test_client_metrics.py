@@ -103,8 +103,8 @@ def test_a_runs_metrics_are_those_of_each_clients_outputs(ragged, engine):
     assert summary.metrics["odd"].missing == 2  # of 5, 9 and 14 examples
     assert summary.metrics["odd"].clients == 1
     text = str(summary)
-    assert "2 of 3 clients have no odd and are left out of its figures." in text
-    assert "More is better for f1, top, odd, scikit" in text
+    assert "odd: clients without a value, left out: 2." in text
+    assert "More is better: f1, top, odd, scikit" in text
     point = result.history.points[-1].splits["test"]
     assert point["f1"] == pytest.approx(summary.metrics["f1"].mean)
     assert point["f1_90"] == pytest.approx(summary.metrics["f1"].tail_90)

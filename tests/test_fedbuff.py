@@ -14,10 +14,9 @@ from equipoise.core.task import Task
 from equipoise.core.task_trial import try_task
 from equipoise.data import ClientSet, FederatedData
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
-from equipoise.report.data.participation import participation
-from equipoise.report.data.results_by_method import Study
-from equipoise.report.interactive import figures as interactive
-from equipoise.report.static import figures as static
+from equipoise.report import figures as interactive
+from equipoise.report.series import participation
+from equipoise.report.study import Study
 from equipoise.rounds.clock import Flight, FlightState, RunOnClock
 from equipoise.sampling import TICKS, FedBuff, Uniform
 
@@ -438,15 +437,14 @@ def test_the_report_shows_participation_against_speed(tmp_path):
     study = Study.of([softmax_run(MIXED, rounds=12), softmax_run(Uniform(), name="rounds")])
     seen = participation(study.methods[0])
     assert sum(seen.jobs) == 12 * 3
-    trace = interactive.FIGURE_MAKERS["participation"](study)["data"]
+    trace = interactive.participation(study).data
     assert len(trace) == 1  # the other method has rounds
     assert list(trace[0]["y"]) == list(seen.jobs)
-    assert interactive.FIGURE_MAKERS["participation"](Study.of([softmax_run(Uniform())])) is None
+    assert interactive.participation(Study.of([softmax_run(Uniform())])) is None
     softmax_run(MIXED).report(tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Participation against speed: if points fall" in page  # whether they do is for the figure to show
-    assert "<dt>clients per round</dt><dd>3 updates in each step of the server (its buffer)</dd>" in page  # 6 are at work
-    assert static.FIGURE_MAKERS["participation"](study) is not None
+    assert 'id="figure-participation"' in page
+    assert "<dt>clients per round</dt><dd>3 updates (buffer)</dd>" in page  # 6 are at work
 
 
 def test_the_factor_of_staleness_is_the_papers():

@@ -465,7 +465,9 @@ def test_what_a_client_without_a_weight_sends_changes_no_call(part, poison):
 
 
 @pytest.mark.parametrize("loss", [-1e20, 0.0, 1e20, math.inf])
-@pytest.mark.parametrize("part", [each for each in RISKS if "WorstCase" not in repr(each)], ids=lambda part: repr(part).partition(" at 0x")[0])
+@pytest.mark.parametrize(
+    "part", [each for each in RISKS if "WorstCase" not in repr(each)], ids=lambda part: repr(part).partition(" at 0x")[0]
+)
 def test_the_loss_of_a_client_without_a_weight_changes_no_risk(part, loss):
     """Nor does its group, in which it is alone. WorstCase weighs everyone, whatever the base weights are."""
     gen, ids = torch_generator(0, "weightless"), tuple(f"client-{k}" for k in (0, 3, 6, 1, 4, 2))

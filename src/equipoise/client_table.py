@@ -32,7 +32,7 @@ from equipoise.metrics import (
     summarise,
     summarise_metric,
 )
-from equipoise.picked_clients import picked_lines
+from equipoise.report.notices import notice, picked_notices
 from equipoise.subgroups import NO_VALUE, Subgroup, subgroups_of
 from equipoise.types import Engine
 
@@ -433,32 +433,17 @@ class WorstClients(list[dict[str, object]]):
         if self.has_own:
             table.append("own error: of the model that the client is served, its own if it has one.")
         if low in self[0]:
-            how = "Student, corrected for skewness; from 20 examples on" if self.by_spread else "Clopper and Pearson"
-            table.append(f"The interval ({how}) covers the choice of the client's examples, and not the seed.")
+            how = "Student, corrected for skewness" if self.by_spread else "Clopper and Pearson"
+            table.append(str(notice("interval-examples", how=how)))
         elif self.own_models:
-            table.append("No intervals: the errors of clients' own models on single examples are not kept.")
+            table.append(str(notice("no-interval")))
+        if trivial and self.among is not None:
+            table.append(str(notice("trivial-error", answer=self.among.trivial_answer)))
         if self.among is not None:
-            table += picked_lines(len(self), self.among, intervals=low in self[0])
+            table += map(str, picked_notices(len(self), self.among))
         return "\n".join(table)
 
 
 def weights_in_means(table: ClientTable, split: str) -> Tensor | None:
     """The weight of each row (R,) in means over a split: its examples among training clients; None, all alike, elsewhere."""
     return table.size.double() if split == "train" else None
-
-
-def own_models_worse(table: ClientTable, split: str) -> str:
-    """A sentence on how many clients of a split have an own model that is worse for them than the shared one; or empty."""
-    worse, known = count_worse_own_models(table, split)
-    if not worse:
-        return ""
-    kind = {"train": "training"}.get(split, split)
-    return f"Own models have a larger error than the shared model for {worse:,} of {known:,} {kind} clients."
-
-
-def count_worse_own_models(table: ClientTable, split: str) -> tuple[int, int]:
-    """How many benign clients of a split have an own model with a larger error than the shared one, and how many an own one."""
-    rows = table.where(split).benign
-    if rows.personal_error is None or rows.clients_in_mean is not None:
-        return 0, 0
-    return int((rows.personal_error > rows.error).sum()), int((~rows.personal_error.isnan()).sum())

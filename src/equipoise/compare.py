@@ -10,35 +10,21 @@ from typing import Any
 from torch import nn
 
 from equipoise.algorithm import Algorithm
-from equipoise.core.words import cells, counted, joined, padded
+from equipoise.core.words import counted, joined, table_lines
 from equipoise.data.clients import FederatedData
 from equipoise.errors import each_notice_once, require
-from equipoise.few_clients import few_clients_words
 from equipoise.privacy.observer_table import composed_words
 from equipoise.report import export_figures, write_report
-from equipoise.report.data.contradictions import contradictions_of
-from equipoise.report.data.over_seeds import (
-    FIGURES,
-    Spread,
-    figures_of,
-    intervals_of,
-    metric_figures,
-    split_words,
-    trivial_doubts,
-    trivial_name,
-)
-from equipoise.report.data.paired import Differences
-from equipoise.report.text.notes import NOT_COVERED
-from equipoise.report.text.paper_tables import differences_of, latex_table, markdown_table, paper_table
-from equipoise.report.text.phrases import BACKDOOR, INTERVAL, SHARED, UNATTACKED, capital, plural, remarks
-from equipoise.report.text.sentences import ValueFormat, trivial_words
+from equipoise.report.formats import Judged, ValueFormat, capital
+from equipoise.report.notices import about_runs, covered, metric_notices, notice, trivial_notices
+from equipoise.report.over_seeds import FIGURES, Spread, figures_of, intervals_of, metric_figures, trivial_name
+from equipoise.report.paired import Differences
+from equipoise.report.paper_tables import differences_of, latex_table, markdown_table, paper_table
 from equipoise.result import Result
-from equipoise.run_summary import missing_words, who_words
 from equipoise.runs.checked_first import refuse_unfit_methods
 from equipoise.runs.checkpoint import Checkpoints, checkpoint_of
 from equipoise.runs.interrupted import note_finished
 from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build, chosen_seeds
-from equipoise.small_clients import small_clients_words
 from equipoise.subgroups import subgroup_lines
 from equipoise.train import train
 
@@ -113,7 +99,7 @@ class Comparison:
                 most = max(runs, key=lambda run: run.epsilon.epsilon if run.epsilon is not None else 0.0)
                 spent = most.epsilon
                 alone = "" if spent is None or spent.nominal else f"ε of one run: {spent.epsilon:.4g} ({spent.adjacency}). "
-                lines.append(f"{alone}{together} {NOT_COVERED}")
+                lines.append(f"{alone}{together} {notice('not-covered')}")
         return joined(lines)
 
     def to_markdown(
@@ -158,64 +144,45 @@ class Comparison:
         """
         if split is not None or at_least != 0:
             return self._judged_by(split, at_least).summary()
-        first, table = self.all_results[0], self.table()
-        seeds = len(next(iter(self.results.values())))
-        below = [SHARED] * any("shared_mean" in row for row in table.values())
-        below += [INTERVAL] * any(intervals_of(runs) for runs in self.results.values())
-        below += [trivial_name(self.all_results)] * any("trivial_mean" in row for row in table.values())
-        width = max(map(cells, ("method", *table, *below)))
-        what = capital(first.measured)
-        split_said = split_words(self.all_results)
-        over = f"mean ± standard deviation over {seeds} seeds ({split_said})" if seeds > 1 else "1 seed"
-        titles = "".join(f"{title:>15}" for title in ("mean", "90th pct.", "worst 10 %", "std. dev."))
-        who = who_words([run.summary() for run in self.all_results])
-        lines = [f"{what} over {who}{self.note}, {over}", f"{'method':<{width}}{titles}{'trained':>9}"]
+        runs, table = self.all_results, self.table()
+        seeds, answer = len(next(iter(self.results.values()))), trivial_name(self.all_results)
+        heads = ["method", "mean", "90th pct.", "worst 10 %", "std. dev."]
+        over = f"mean ± standard deviation over seeds ({seeds})"
 
-        def figures(row: Mapping[str, Spread], prefix: str = "") -> str:
+        def figures(name: str, row: Mapping[str, Spread], prefix: str = "") -> list[str]:
             spreads = [row[prefix + key] for key in FIGURES]
-            shown = [f"{s.mean:z.3f}" + (f" ± {s.deviation:.3f}" if seeds > 1 else "") for s in spreads]
-            return "".join(f"{text:>15}" for text in shown)
+            return [name, *(f"{s.mean:z.3f}" + (f" ± {s.deviation:.3f}" if seeds > 1 else "") for s in spreads)]
 
-        def interval_lines(method: str, column: str) -> list[str]:
+        def intervals(method: str, column: str) -> list[list[str]]:
             found = intervals_of(self.results[method], column)
-            texts = (f"{found[key].text('{:.3f}'.format) if key in found else '':>15}" for key in FIGURES)
-            return [f"{INTERVAL:<{width}}{''.join(texts)}".rstrip()] if found else []
+            texts = [found[key].text("{:.3f}".format) if key in found else "" for key in FIGURES]
+            return [["  95 % interval", *texts, ""]] if found else []
 
+        rows = [[*heads, "trained"]]
         for method, row in table.items():
-            lines.append(f"{padded(method, width)}{figures(row)}{row['trained'].mean:>9.1f}")
-            lines += interval_lines(method, "error")
+            rows += [[*figures(method, row), f"{row['trained'].mean:.1f}"], *intervals(method, "error")]
             if "shared_mean" in row:
-                lines.append(f"{SHARED:<{width}}{figures(row, 'shared_')}")
-                lines += interval_lines(method, "shared_error")
+                rows += [[*figures("  shared model", row, "shared_"), ""], *intervals(method, "shared_error")]
         if trivial := next((row for row in table.values() if "trivial_mean" in row), None):
-            answer = trivial_name(self.all_results)
-            lines.append(f"{answer:<{width}}{figures(trivial, 'trivial_')}")
-            doubt, no_better = (
-                trivial_doubts(self.all_results),
-                trivial_words(table, ValueFormat(percent=False, decimals=3), answer),
-            )
-            lines += filter(None, [doubt, no_better])
+            rows.append([*figures(answer, trivial, "trivial_"), ""])
+        lines = [f"{capital(runs[0].measured)} over {Judged.of(runs)}{self.note}, {over}", *table_lines(rows)]
+        if seeds > 1 and len(table) == 1:
+            lines.append(str(covered(runs)))
+        scale = ValueFormat(percent=False, decimals=3)
+        lines += map(str, trivial_notices(table, answer, runs[0].error_name, scale))
         lines += self._difference_lines()
         if spent := self.privacy:
             lines += spent.split("\n")
-        if said := remarks(self.results, table, "{:.3f}".format):
-            lines.append(said)
-        lines += filter(None, (small_clients_words(self.all_results), few_clients_words(self.all_results)))
-        for name in dict.fromkeys(name for run in self.all_results for name in run.clients.metrics):
-            found = {method: metric_figures(runs, name) for method, runs in self.results.items()}
-            known = {method: figures for method, figures in found.items() if figures is not None}
-            better = "more" if all(figures.higher_is_better for figures in known.values()) else "less"
-            lines += ["", f"{name} over the same clients, {better} is better", f"{'method':<{width}}{titles}"]
-            lines += [f"{padded(method, width)}{figures(values.figures)}" for method, values in known.items()]
-            if name == BACKDOOR:
-                lines.append(UNATTACKED)
-            if missing := max(count for figures in known.values() for count in figures.missing):
-                lines.append(f"Up to {missing} {plural('client', missing)} {missing_words(missing, name)}")
+        lines += map(str, about_runs(self.results))
+        for name in dict.fromkeys(name for run in runs for name in run.clients.metrics):
+            found = {method: metric_figures(each, name) for method, each in self.results.items()}
+            known = {method: each for method, each in found.items() if each is not None}
+            better = "more" if all(each.higher_is_better for each in known.values()) else "less"
+            lines += ["", f"{name} over the same clients, {better} is better"]
+            lines += table_lines([heads, *(figures(method, each.figures) for method, each in known.items())])
+            lines += map(str, metric_notices({name: max(count for each in known.values() for count in each.missing)}))
         lines += subgroup_lines(self.results)
-        for method, runs in self.results.items():
-            for run in runs:
-                if run.history.stopped is not None:
-                    lines.append(f"{method}{f', seed {run.seed}' if seeds > 1 else ''}: {run.history.stopped}")
+        lines += [f"{run.name}, seed {run.seed}: {run.history.stopped}" for run in runs if run.history.stopped is not None]
         return joined(lines)
 
     def _difference_lines(self) -> list[str]:
@@ -227,9 +194,8 @@ class Comparison:
         clients = first[0].clients.where(first[0].judged_on)
         if not others or len(first) < 2 or clients.clients_in_mean is not None:
             return []
-        said = contradictions_of(self.results, next(iter(self.results)))
         beside = [self.differences(figure=figure) for figure in ("mean", "worst_10")]
-        return ["", *self.differences().short(others=beside), *([said] if said else [])]
+        return ["", *self.differences().lines(others=beside)]
 
     def __repr__(self) -> str:
         return f"Comparison({counted(len(self.results), 'method')})\n{self.summary()}"

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from equipoise.absent_clients import absent_words
 from equipoise.algorithm import Algorithm
-from equipoise.client_table import ClientTable, own_models_worse, weights_in_means
+from equipoise.client_table import ClientTable, weights_in_means
 from equipoise.core.error_names import error_words
 from equipoise.core.words import counted
-from equipoise.errors import IncompatibleParts
-from equipoise.few_clients import few_clients_words
+from equipoise.errors import IncompatibleParts, InvalidParameter, require_integer
 from equipoise.metrics import summarise
 from equipoise.observers import History
 from equipoise.report import export_figures, write_report
-from equipoise.report.text.phrases import attack_words
+from equipoise.report.formats import SPLITS, Judged
+from equipoise.report.notices import about_runs
 from equipoise.run_summary import RunSummary
-from equipoise.small_clients import small_clients_words, without_small_clients
 from equipoise.subgroups import Subgroup, subgroup_lines
 
 if TYPE_CHECKING:
@@ -116,16 +114,13 @@ class RunRecord:
         figures, sample = rows.summaries()[split], self.sample_of(split)
         answered, weights = benign.trivial_error, weights_in_means(benign, split)
         trivial = None if answered is None else summarise(answered, benign.size, weights)
-        attacked = attack_words([self])
-        unseen = self.knows_unseen and not bool(rows.seen.any())
         return RunSummary(
-            self.name, split, unseen, figures["error"], figures["loss"], figures.get("shared_error"),
+            self.name, split, Judged.of([judged]), figures["error"], figures["loss"], figures.get("shared_error"),
             len(rows) - len(benign), sample, {} if sample is None else rows.intervals(split),
             {name: figures[name] for name in rows.metrics}, tuple(rows.personal_metrics), self.error_name, self.target,
-            trivial, rows.trivial_answer, tuple(subgroup_lines({self.name: [judged]})), self.at_least,
-            small_clients_words([judged], judged_rows=[rows]), rows.not_evaluated.get(split, {}), absent_words(rows, split),
-            f"{attacked}." if attacked else "", few_clients_words([judged]), self.protects_clients,
-            "" if self.privacy is None else self.privacy.noise, own_models_worse(rows, split),
+            trivial, rows.trivial_answer, tuple(subgroup_lines({self.name: [judged]})), rows.not_evaluated.get(split, {}),
+            self.protects_clients, "" if self.privacy is None else self.privacy.noise,
+            tuple(about_runs({self.name: [judged]}, named=True)),  # for whoever has the run, not for a page
         )  # fmt: skip
 
     def judged_by(self, split: str | None = None, at_least: int = 0) -> Self:
@@ -134,7 +129,7 @@ class RunRecord:
         `at_least` leaves out the test and validation clients with fewer examples, and training clients if they are judged.
         """
         if at_least != 0:
-            return without_small_clients(self.judged_by(split), at_least)
+            return self.judged_by(split)._without_small_clients(at_least)
         if split is None or split == self.judged_on:
             return self
         self.clients.where(split)  # refuses a split that is not there
@@ -142,6 +137,35 @@ class RunRecord:
         kept = order[: order.index(split) + 1]
         rows = torch.tensor([i for i, each in enumerate(self.clients.split) if each in kept])
         return replace(self, clients=self.clients.take(rows))
+
+    def _without_small_clients(self, at_least: int) -> Self:
+        """The record without test and validation clients of fewer than `at_least` examples, and how many of them there were.
+
+        Training clients stay unless the run is judged on them. Rows that are means over clients have no sizes to go by.
+        """
+        require_integer("at_least", at_least, 0)
+        if at_least <= self.at_least:
+            return self
+        table, judged = self.clients, self.judged_on
+        rows = table.where(judged)
+        if rows.clients_in_mean is not None:
+            raise InvalidParameter("at_least", "must be 0 for runs of which means alone are known", at_least, "Leave it out.")
+        if not bool((rows.benign.size >= at_least).any()):
+            most, kind = int(rows.size.max()), SPLITS.get(judged, judged)
+            rule = f"must leave a client, and no {kind} client has more than {most} examples"
+            raise InvalidParameter("at_least", rule, at_least, "Lower it.")
+        left_out, left_out_error = {}, {}
+        for split in {*table.split} - ({"train"} if judged != "train" else set()):
+            benign = table.where(split).benign
+            errors = benign.served_error[benign.size < at_least].double()
+            before = self.left_out.get(split, 0)
+            left_out[split] = before + len(errors)
+            if left_out[split]:
+                total = float(errors.sum()) + (before * self.left_out_error[split] if before else 0.0)
+                left_out_error[split] = total / left_out[split]
+        spared = torch.tensor([split == "train" and judged != "train" for split in table.split])
+        rest = table.take(((table.size >= at_least) | spared).nonzero().flatten())
+        return replace(self, clients=rest, at_least=at_least, left_out=left_out, left_out_error=left_out_error)
 
     def subgroups(self, attribute: str, split: str | None = None) -> list[Subgroup]:
         """Mean, 90th percentile and gap of the clients of each value of an attribute, with 95 % intervals, worst first."""

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from equipoise.core.error_names import ABSOLUTE, SHARES, SQUARED, ZERO_ONE, error_definition, error_words
-from equipoise.core.words import cells, counted, joined, padded
+from equipoise.core.words import cells, joined, padded
 from equipoise.metrics import Interval, Summary
-from equipoise.report.data.over_seeds import MEDIAN, Spread, trivial_doubt
-from equipoise.report.text.phrases import BACKDOOR, UNATTACKED, count_words, plural
-from equipoise.report.text.sentences import ValueFormat, trivial_sentence
-
-NO_TRIVIAL = (
-    "trivial error: not shown, because the trivial answer is chosen by training examples, which a private run does not "
-    "look at. Compare the model with the "
-    "{answer} on data of your own before use{how}."
-)
-EVALUATE = ": eq.evaluate(result.model, data), with the loss and the error that train was given, shows both"
+from equipoise.report.formats import Judged, ValueFormat, listed
+from equipoise.report.notices import Notice, metric_notices, notice, trivial_notices
+from equipoise.report.over_seeds import MEDIAN, Spread
 
 _ANSWERS = {ZERO_ONE: "most frequent class", ABSOLUTE: MEDIAN, SQUARED: "mean of the targets"}  # by error
-_ANY_ANSWER = "same answer for every example, such as the most frequent class or the mean of the targets,"
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +24,7 @@ class RunSummary:
 
     name: str  # of the run
     split: str  # "train", "validation" or "test"
-    unseen: bool  # whether none of the clients took part in training
+    judged: Judged  # the clients
     error: Summary  # of the model that each client is served
     loss: Summary  # of the model that each client is served
     shared_error: Summary | None = None  # of the shared model, where clients are served their own
@@ -46,21 +38,16 @@ class RunSummary:
     trivial_error: Summary | None = None  # of one answer for all examples, if it is known
     trivial_answer: str = ""  # what that answer is
     subgroups: tuple[str, ...] = ()  # lines about the clients of each value of an attribute, if clients have attributes
-    at_least: int = 0  # clients with fewer examples are left out
-    small_clients: str = ""  # a sentence on clients with few examples; empty if there are none
     not_evaluated: Mapping[str, str] = field(default_factory=dict)  # clients that the figures leave out, and why
-    absent: str = ""  # sentences on them; empty if there are none
-    attack: str = ""  # a sentence on how many training clients are malicious; empty if none is
-    few_clients: str = ""  # a sentence if the 90th percentile is the worst of fewer than ten clients; else empty
     private: bool = False  # whether the run protects single clients
-    noise: str = ""  # sentences on a private model that is mostly noise; empty if it is not
-    own_worse: str = ""  # a sentence on clients whose own model is worse than the shared one; empty if there are none
+    noise: str = ""  # on a private model that is mostly noise; empty if it is not
+    notices: tuple[Notice, ...] = ()  # what a reader of the figures must know
     apart: Mapping[str, tuple[int, int]] | None = None  # of `evaluate`: clients and examples of the other splits, by name
 
     @property
     def who(self) -> str:
         """The clients in words."""
-        return who_words([self])
+        return str(self.judged)
 
     def _heading(self, metric: str) -> str:
         """The heading of a metric: whose model it is of, where clients are served their own."""
@@ -94,44 +81,30 @@ class RunSummary:
             for label, *values in rows
         ]
         measured = [f"error: {meant}." for meant in [self._measured] if meant]
-        if trivial:
-            of = "training" if self.apart is None else "the split train of these data"
-            measured.append(f"trivial error: the same answer for every example, the {self.trivial_answer} of {of}.")
-            measured += filter(None, [trivial_doubt(self.trivial_answer, self.error_name), self._no_better_than_trivial])
+        lines += [*measured, self.noise, *map(str, self._notices()), *self.subgroups]
+        return joined(line.rstrip() for line in lines if line)
+
+    def _notices(self) -> Iterator[Notice]:
+        """What is said below the figures."""
+        if self.trivial_error is not None:
+            yield notice("trivial-error", answer=self.trivial_answer)
+            pairs = {"": self.error, "trivial_": self.trivial_error}
+            row = {f"{kind}{key}": Spread(value, 0.0) for kind, each in pairs.items()
+                   for key, value in (("mean", each.mean), ("percentile_90", each.tail_90))}  # fmt: skip
+            scale = ValueFormat(percent=False, decimals=4)
+            yield from trivial_notices({self.name: row}, self.trivial_answer, self.error_name, scale)
         elif self.private:
-            known = _ANSWERS.get(self.error_name)
-            measured.append(NO_TRIVIAL.format(answer=known or _ANY_ANSWER, how=EVALUATE if known else ""))
-        said = (self._apart_words, self.noise, self.own_worse, self.attack, self.absent, self.small_clients, self.few_clients)
-        few = [text for text in said if text]
-        return joined([*(line.rstrip() for line in lines), *measured, *few, *metric_words(self.metrics), *self.subgroups])
+            yield notice("trivial-unknown", answer=_ANSWERS.get(self.error_name, "same answer for every example"))
+        if self.apart:
+            each = [f"{split} (clients: {clients}, examples: {examples})" for split, (clients, examples) in self.apart.items()]
+            yield notice("other-splits", each=listed(each))
+        yield from self.notices
+        higher = [name for name, summary in self.metrics.items() if summary.higher_is_better]
+        yield from metric_notices({name: summary.missing for name, summary in self.metrics.items()}, higher)
 
     def splitlines(self) -> list[str]:
         """The lines of the table, as of the text that `compare(…).summary()` gives."""
         return str(self).splitlines()
-
-    @property
-    def _no_better_than_trivial(self) -> str:
-        """That the model is no better than the trivial answer, at the mean or the 90th percentile; empty if it is better."""
-        if self.trivial_error is None:
-            return ""
-        figures = {"percentile_90": self.error.tail_90, "trivial_percentile_90": self.trivial_error.tail_90}
-        figures |= {"mean": self.error.mean, "trivial_mean": self.trivial_error.mean}
-        row = {key: Spread(value, 0.0) for key, value in figures.items()}
-        return trivial_sentence(row, ValueFormat(percent=False, decimals=4), self.trivial_answer)
-
-    @property
-    def _apart_words(self) -> str:
-        """Which splits of the data that `evaluate` got are in no figure, and how the clients of "train" count; or empty."""
-        if self.apart is None:
-            return ""
-        weighted = "Clients count by their examples. " if self.split == "train" and self.error.clients > 1 else ""
-        others = [
-            f"{split} ({counted(clients, 'client')}, {counted(examples, 'example')}; see summary({split!r}))"
-            for split, (clients, examples) in self.apart.items()
-        ]
-        if not others:
-            return weighted.strip()
-        return f"{weighted}Not in these figures: {', '.join(others)}. Data that are made with test=0 are judged as a whole."
 
     @property
     def _measured(self) -> str:
@@ -139,48 +112,3 @@ class RunSummary:
         named, meant = error_words(self.error_name, self.target), error_definition(self.error_name, self.target)
         unit = ", from 0 to 1" if self.error_name in SHARES else ""
         return meant if meant.startswith(self.error_name) else f"{named}, {meant}{unit}"
-
-
-def who_words(summaries: Sequence[RunSummary]) -> str:
-    """The clients that runs are judged on, in words: if their number differs from run to run, the lowest and the highest."""
-    first, malicious = summaries[0], any(each.malicious for each in summaries)
-    clients = count_words(each.error.clients for each in summaries)
-    most = max(each.error.clients for each in summaries)
-    split = "" if first.apart == {} and first.split == "train" else first.split  # of all data that `evaluate` got
-    kind = f"{'unseen ' if all(each.unseen for each in summaries) else ''}{'benign ' if malicious else ''}{split}".strip()
-    large = f" with {first.at_least} examples or more" if first.at_least else ""
-    if first.sampled is None:
-        who = f"{kind} {plural('client', most)}".strip()
-        return f"{clients} {who}{large}"
-    evaluated, every = (count_words(each) for each in zip(*(s.sampled for s in summaries if s.sampled), strict=True))
-    if clients == evaluated:
-        return f"{evaluated} of {every} {f'{kind} clients'.strip()}, drawn at random"
-    return f"{clients} {f'{kind} clients'.strip()}{large}, among {evaluated} of {every} drawn at random"
-
-
-def missing_words(count: int, metric: str) -> str:
-    """The end of a sentence on clients without a value of a metric.
-
-    >>> missing_words(1, "auc"), missing_words(2, "auc")
-    ('has no auc and is left out of its figures.', 'have no auc and are left out of its figures.')
-    """
-    verbs = ("has", "is") if count == 1 else ("have", "are")
-    return f"{verbs[0]} no {metric} and {verbs[1]} left out of its figures."
-
-
-def metric_words(metrics: Mapping[str, Summary]) -> list[str]:
-    """Sentences under a table of figures: of which metrics more is better, and how many clients have no value."""
-    higher = [name for name, summary in metrics.items() if summary.higher_is_better]
-    lines = []
-    if higher:
-        lines = [
-            f"More is better for {', '.join(higher)}: 90 % of the clients reach the 90th percentile. Where less is better, "
-            "write metrics.Metric(function, higher_is_better=False)."
-        ]
-    lines += [
-        f"{summary.missing} of {summary.clients + summary.missing} clients {missing_words(summary.missing, name)}"
-        for name, summary in metrics.items()
-        if summary.missing
-    ]
-    lines += [f"{BACKDOOR}: {UNATTACKED}"] * (BACKDOOR in metrics)
-    return lines

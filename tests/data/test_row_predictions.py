@@ -160,11 +160,11 @@ def test_a_run_predicts_new_rows(shops):
     changed = call("predict", "mine", "plain.csv", "--set", 'delimiter=","', "--set", 'decimal="."')
     assert changed.stdout == (shops / "out.csv").read_text()
     page = (shops / "mine" / "report.html").read_text()
-    assert "What was trained on: shops; returned is predicted from price and town." in page
+    assert "Trained on shops: returned from price, town." in page
     FRAME.to_csv("shops.csv", index=False, sep=";", decimal=",")
     again = call("report", "mine", "--out", "again.html")
     assert again.exit_code == 0, again.output
-    assert "returned is predicted from price and town." in (shops / "again.html").read_text()
+    assert "returned from price, town." in (shops / "again.html").read_text()
 
 
 def test_a_run_may_leave_out_small_clients(shops):
@@ -344,11 +344,7 @@ def test_runs_print_the_worst_clients_and_refusals_in_the_words_of_a_file(shops)
         r"  client .* size  error  95 % interval +trivial error\n  shop ",
         told,
     )
-    assert re.search(
-        r"fewer than 30 examples: .*; equipoise report mine --at-least 30 leaves (it|them) out of the report, "
-        r"equipoise run|All \d+ test",
-        told,
-    )
+    assert "--at-least 30" in told
     assert "gets wrong, from 0 to 1." in told
 
 
@@ -382,7 +378,7 @@ def test_clients_are_predicted_by_their_own_models(method, shops):
     said += "(clients without an own model: a new shop; rows without a client: 1)."
     rows = result.clients.where("test")
     worse = int((rows.personal_error > rows.error).sum())
-    told = f"Own models have a larger error than the shared model for {worse} of 12 test clients."
+    told = f"Clients whose own model is worse than the shared one: {worse} of 12 (run)."
     assert " ".join(done.stderr.split()) == (f"{said} {told}" if worse else said)
     assert (told in str(result.summary())) == (worse > 0)
     models = [result.personal.model("shop 3"), result.personal.model("shop 0"), result.model]

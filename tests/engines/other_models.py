@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from zoo import Entry, pixels, tokens
 
 

@@ -40,7 +40,7 @@ def test_the_card_of_a_run_by_secure_sums(found):
     assert figures["mean"] == pytest.approx(float(found.clients.where("test").error[0]))
     assert [figures[key] for key in ("percentile_90", "worst_10", "standard_deviation")] == [None] * 3
     text = model_card.card_markdown(card).decode()
-    assert "only the mean over 3 clients" in text
+    assert "means alone are known" in text
     assert "twice the mean" not in text
     assert "0 clients" not in text
 
@@ -51,7 +51,7 @@ def test_the_report_of_a_run_by_secure_sums(found, methods, tmp_path):
     write_report([found, replace(found, name="again")][:methods], path)
     text = unescape(re.sub(r"<script.*?</script>", "", path.read_text(), flags=re.DOTALL)).replace("\u00a0", " ")
     error = 100 * float(found.clients.where("test").error[0])
-    assert f"The mean error over 3 test clients is {error:.1f} %" in text
+    assert f"Mean error over 3 test clients: {found.name} {error:.1f}" in text.replace("this model", found.name)
     assert "The one" not in text
     cells = re.findall(r'data-key="(?:percentile_90|worst_10|standard_deviation)">([^<]*)<', text)
     assert cells == ["–"] * 3 * methods

@@ -13,7 +13,7 @@ from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.secure.masked_sums import MaskedSums
 from equipoise.export.model_card import card, card_markdown
-from equipoise.report.text.notes import skipped_words
+from equipoise.report.notices import skipped_rounds
 from made_clients import make_clients
 
 SECURE = eq.Algorithm(privacy=eq.privacy.SecureAggregation())
@@ -62,13 +62,13 @@ def test_a_round_whose_sum_was_lost_in_a_kill_says_why_it_is_skipped(tmp_path, g
     assert [report.trained for report in reports] == [4, 0, 3]
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     assert ["skipped" in event for event in events if event["event"] == "round"] == [False, True, False]
-    assert skipped_words(found).startswith("skipped, so that the model stayed as it was: round 2 (a sum")
-    assert "round 2 (a sum of this round was begun and lost" in (folder / "report.html").read_text()
+    assert "rounds 2 (a sum" in str(skipped_rounds(found)[0])
+    assert "rounds 2 (a sum of this round was begun and lost" in (folder / "report.html").read_text()
     content = card(found)
-    assert content["method"]["took_part"] == "Nobody trained in 1 of 3 rounds. In 1 round clients were missing, 1 at most."
+    assert content["method"]["took_part"].startswith("Rounds in which nobody trained: 1 of 3;")
     assert content["data"]["clients"] == {"train": 4, "test": 4}  # also those that the last evaluation lacks
     assert content["metrics"]["test"]["clients"] == 4 - content["not_evaluated"].get("test", 0)
-    assert "Nobody trained in 1 of 3 rounds." in card_markdown(content).decode()
+    assert "Rounds in which nobody trained: 1 of 3;" in card_markdown(content).decode()
 
 
 def test_a_site_that_misses_the_evaluation_is_still_one_of_the_data(tmp_path, grid):

@@ -27,7 +27,7 @@ from equipoise.experiment.build import build
 from equipoise.experiment.config import RunConfig
 from equipoise.experiment.search import read_search, run_search
 from equipoise.experiment.trials import TrialResult, folder_name, noise_words
-from equipoise.report.data.over_seeds import Spread
+from equipoise.report.over_seeds import Spread
 
 with warnings.catch_warnings():  # typer 0.20 imports names that click 8.5 deprecates; only that import is excused
     warnings.filterwarnings("ignore", message="'click", category=DeprecationWarning)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise import privacy, report
+from equipoise import privacy
 from equipoise.client_table import ClientTable
 from equipoise.data.clients import ClientSet, FederatedData, Ragged
 from equipoise.errors import Diverged, IncompatibleParts, InvalidParameter, ObserverFailed
@@ -25,6 +25,7 @@ from equipoise.privacy.accounting import epsilon_of
 from equipoise.privacy.ledger import read_entries
 from equipoise.privacy.lookers import LOOKERS, data_to_try, may_look, refuse_looking
 from equipoise.privacy.releases import CohortEvent, PoissonSampling, Release
+from equipoise.report.notices import notice
 from equipoise.rounds import one_round
 from equipoise.runs.input_scales import cause_of_divergence, far_inputs
 from equipoise.runs.setup import set_up
@@ -590,5 +591,5 @@ def test_a_search_counts_every_trial_also_those_that_fail(kept, tmp_path):
 def test_a_comparison_says_what_its_epsilon_does_not_cover():
     noisy = eq.Algorithm(privacy=replace(NOISE, noise_multiplier=2.0))
     both = eq.compare({"a": noisy, "b": noisy}, model, made(), seeds=2, **OPTIONS)
-    assert report.text.notes.NOT_COVERED in both.summary("train")
-    assert report.text.notes.NOT_COVERED not in eq.compare({"a": eq.Algorithm()}, model, made(), **OPTIONS).summary()
+    assert str(notice("not-covered")) in both.summary("train")
+    assert str(notice("not-covered")) not in eq.compare({"a": eq.Algorithm()}, model, made(), **OPTIONS).summary()

@@ -19,3 +19,10 @@ def attacked():
 @pytest.fixture(scope="session")
 def run():
     return eq.train(softmax(), federated(), rounds=4, clients_per_round=6)
+
+
+@pytest.fixture(scope="session")
+def trained():
+    """Three seeds of one method, with six test clients of 20 examples."""
+    data = eq.data.label_shift(train_clients=8, validation_clients=6, test_clients=6, examples=20)
+    return eq.compare({"FedAvg": eq.Algorithm()}, eq.models.Softmax(20, 10), data, rounds=1, clients_per_round=3, seeds=3)

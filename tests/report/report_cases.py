@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.report.interactive.assets import plotly_js
+from equipoise.report.page import plotly_js
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 FIGURES = {"histogram", "percentiles", "tradeoff", "sizes", "curves", "selected", "gains"}
@@ -33,7 +33,7 @@ class Page(HTMLParser):
         library = f"<script>{plotly_js()}</script>"
         assert whole.count(library) == 1
         self.source = whole.replace(library, "")
-        self.tags, self.rows, self.by_id, self._open = [], {}, {}, []
+        self.tags, self.rows, self.by_id, self.by_code, self._open = [], {}, {}, {}, []
         self.feed(self.source)
         self.close()
         assert self._open == []
@@ -61,8 +61,9 @@ class Page(HTMLParser):
         if any(t in ("td", "th") for t, _ in self._open):
             self._row[-1] += text
         for _, attrs in self._open:
-            if "id" in attrs:
-                self.by_id[attrs["id"]] = self.by_id.get(attrs["id"], "") + text
+            for key, found in (("id", self.by_id), ("data-code", self.by_code)):
+                if key in attrs:
+                    found[attrs[key]] = found.get(attrs[key], "") + text
 
     @property
     def headline(self):
@@ -177,3 +178,68 @@ def regressed():
     torch.manual_seed(0)
     algorithms = {"mean": eq.Algorithm(solver=eq.solvers.SGD(lr=0.01)), "same": eq.Algorithm(solver=eq.solvers.SGD(lr=0.02))}
     return eq.compare(algorithms, nn.Linear(4, 1), federated(regression=True), rounds=4, clients_per_round=6, loss=squared)
+
+
+def with_errors(run, errors, **changed):
+    """The run as if its test clients had these errors."""
+    table = run.clients.where("test").take(torch.arange(len(errors)))
+    found = torch.tensor(errors, dtype=torch.float64)
+    return replace(run, clients=replace(table, error=found, loss=2 * found), **changed)
+
+
+def study_of(run, **methods):
+    """A study by hand: for each method a list of errors per seed."""
+    return [
+        with_errors(run, errors, name=name, seed=seed) for name, seeds in methods.items() for seed, errors in enumerate(seeds)
+    ]
+
+
+def made_of(trained, errors, *, seeds=3, validation=None, version=lambda seed: ""):
+    """A comparison with known errors of the six test clients, by method and seed, and perhaps of the validation clients."""
+    results = {}
+    for name, by_seed in errors.items():
+        runs = []
+        for run, values in zip(trained.results["FedAvg"][:seeds], by_seed, strict=False):
+            rows = run.clients.where("test")
+            rows = replace(rows, error=torch.tensor(values, dtype=torch.float64), trivial_error=None)
+            if validation is not None:
+                other = replace(rows, split=("validation",) * 6, error=torch.full((6,), validation[name], dtype=torch.float64))
+                rows = joined(other, rows)
+            runs.append(replace(run, name=name, clients=rows, data_version=version(run.seed)))
+        results[name] = runs
+    return eq.Comparison(results)
+
+
+def joined(*tables):
+    """The rows of several tables of shared models."""
+    columns = {name: torch.cat([getattr(t, name) for t in tables]) for name in ("seen", "size", "loss", "error")}
+    return eq.ClientTable(sum((t.client for t in tables), ()), sum((t.split for t in tables), ()), **columns)
+
+
+def table_of(wrong, sizes, **others):
+    """A table of test clients c0, c1, … with so many wrong rows of so many."""
+    count = len(wrong)
+    error = torch.tensor(wrong, dtype=torch.float64) / torch.tensor(sizes)
+    made = eq.ClientTable(
+        tuple(f"c{k}" for k in range(count)), ("test",) * count, torch.zeros(count, dtype=torch.bool), torch.tensor(sizes),
+        loss=error, error=error, trivial_error=torch.full_like(error, 0.25), trivial_answer="most frequent class",
+    )  # fmt: skip
+    return replace(made, **others)
+
+
+def of_test_clients(run, wrong, sizes, **changes):
+    """The run with the clients of `table_of`."""
+    return replace(run, clients=table_of(wrong, sizes), **changes)
+
+
+def known(run, own, shared, malicious=()):
+    """The run with test clients whose errors at their own and at the shared model are given."""
+    n = len(shared)
+    names = tuple(f"c{k}" for k in range(n))
+    own_error = None if own is None else torch.tensor(own, dtype=torch.float64)
+    table = eq.ClientTable(
+        names, ("test",) * n, torch.ones(n, dtype=torch.bool), torch.arange(10, 10 + n),
+        loss=torch.tensor(shared, dtype=torch.float64), error=torch.tensor(shared, dtype=torch.float64),
+        malicious=torch.tensor([name in malicious for name in names]), personal_loss=own_error, personal_error=own_error,
+    )  # fmt: skip
+    return replace(run, clients=table)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
-from report_cases import ALL_TRAINED, EVIL, FIGURES, METHODS, federated, numbers, private, regressed, rejecting, softmax
+from report_cases import ALL_TRAINED, EVIL, FIGURES, federated, private, regressed, rejecting, softmax
 
 import equipoise as eq
 from equipoise.metrics import summarise
@@ -97,22 +97,6 @@ def readable(page, width):
 def test_a_comparison(comparison, tmp_path, opened, width):
     page = opened(comparison.report(tmp_path / "r.html"), width)
     assert readable(page, width) == FIGURES
-    text = page.locator("#headline").inner_text().replace("\u00a0", " ")
-    cells = {
-        name: {
-            key: numbers(page.locator("#table-numbers tbody tr").nth(row).locator(f"[data-key={key}]").inner_text())[0]
-            for key in ("mean", "percentile_90")
-        }
-        for row, name in enumerate(METHODS)
-    }
-    written = numbers(text.replace("Δ-FL 0.5", ""))
-    before, after = cells["FedAvg"], cells["Δ-FL 0.5"]
-    if after["percentile_90"] < before["percentile_90"]:
-        assert written[:2] == [before["percentile_90"], after["percentile_90"]]
-        clearly = not text.startswith("No method clearly lowers")  # else a spread over seeds follows
-        assert not clearly or not written[2:] or written[2] == pytest.approx(abs(after["mean"] - before["mean"]))
-    else:
-        assert written == [before["percentile_90"]]
     # The first screen shows the headline and the histogram's first bars.
     top = page.evaluate("document.querySelector('#figure-histogram .bars').getBoundingClientRect().top")
     assert top < 500
@@ -120,7 +104,6 @@ def test_a_comparison(comparison, tmp_path, opened, width):
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
 def test_who_gains_and_who_pays_is_readable_and_accessible(comparison, tmp_path, opened, width, scheme):
-    """Of five methods the lists are folded; the keyboard opens one."""
     runs = comparison.results["FedAvg"] + [
         replace(run, name=f"method {k}") for k in range(4) for run in comparison.results["Δ-FL 0.5"]
     ]
@@ -200,7 +183,7 @@ def test_a_client_of_the_own_models_figure_says_who_it_is(attacked, tmp_path, op
         page.mouse.move(point["x"] + point["width"] / 2 + step, point["y"] + point["height"] / 2)
     page.wait_for_selector("#figure-own .hoverlayer text")
     words = page.locator("#figure-own .hoverlayer").text_content()
-    assert re.search(r"clients? c\d+.*shared model [\d.]+ %.*own model [\d.]+ %", words)
+    assert re.search(r"clients: \d+ \(c\d+.*shared model [\d.]+ %.*own model [\d.]+ %", words)
 
 
 def test_a_regression(tmp_path, opened):

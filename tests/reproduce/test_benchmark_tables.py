@@ -112,7 +112,7 @@ def test_every_row_is_an_algorithm_and_has_a_published_row(name):
 
 def test_published_numbers_are_those_of_the_page():
     # PFLlib's leaderboard, Fashion-MNIST; the bucketing paper's first table and the means of its logs.
-    assert table("pfllib/dirichlet").rows["FedPer"].figures["best"] == eq.report.data.over_seeds.Spread(97.44, 0.06)
+    assert table("pfllib/dirichlet").rows["FedPer"].figures["best"] == eq.report.over_seeds.Spread(97.44, 0.06)
     assert table("pfllib/pathological").rows["FedProx"].figures["best"].mean == 78.08
     assert table("pfllib/dirichlet").rows["Local"].figures == {}
     assert table("bucketing/mimic").rows["Krum, label-sorted, s = 2"].figures["last_five"].deviation == 3.96

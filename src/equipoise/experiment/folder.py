@@ -331,7 +331,7 @@ def _member_algorithms(path: Path, whole: RunRecord) -> list[Any]:
 
 def family_knob(path: Path, records: Sequence[RunRecord]) -> dict[str, Any] | None:
     """The numbers of the knob of a family's folder, given the records of its members; None for any other folder."""
-    from equipoise.report.data.knob import MemberClients, knob_data
+    from equipoise.report.knob import MemberClients, knob_data
 
     if not (path / MANIFEST).exists():
         return None

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equipoise.client_table import ClientTable, own_models_worse
+from equipoise.client_table import ClientTable
 from equipoise.core.files import locked
 from equipoise.core.plain_text import parse_json
 from equipoise.core.signature import Signature
@@ -30,6 +30,7 @@ from equipoise.experiment.own_code import OwnCode, own_failures
 from equipoise.experiment.recorded import FEDERATION
 from equipoise.experiment.run_files import RunFolder, refuse_damaged_files
 from equipoise.models.table_network import Tabular
+from equipoise.report.notices import own_worse_notices, said
 from equipoise.result import Result
 from equipoise.run_record import RunRecord
 
@@ -230,7 +231,7 @@ def own_models_of(run: RunFolder, shared: nn.Module) -> SavedPersonalModels:
         )
     judged = next(split for split in ("test", "validation", "train") if split in clients.split)
     schema = Schema.load(run.schema) if run.schema.is_file() else None
-    return SavedPersonalModels(ids, rows, shared, schema, own_models_worse(clients, judged))
+    return SavedPersonalModels(ids, rows, shared, schema, said(own_worse_notices("run", [clients], judged)))
 
 
 def _ids(run: RunFolder) -> tuple[str, ...]:

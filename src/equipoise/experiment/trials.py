@@ -22,7 +22,7 @@ from equipoise.experiment.values import check_value, toml_text, value_text
 
 if TYPE_CHECKING:
     from equipoise.client_table import ClientTable
-    from equipoise.report.data.over_seeds import Spread
+    from equipoise.report.over_seeds import Spread
 
 Criterion = Literal["train_loss", "validation_90", "validation_mean", "validation_mean_by_example"]
 CRITERIA: dict[Criterion, str] = {
@@ -133,7 +133,7 @@ class TrialResult:
     @classmethod
     def of(cls, values: Values, by_seed: Sequence[float], criterion: Criterion) -> TrialResult:
         """The result of a trial whose runs all ended."""
-        from equipoise.report.data.over_seeds import Spread
+        from equipoise.report.over_seeds import Spread
 
         spread = Spread.of(by_seed)
         if not math.isfinite(spread.mean):
@@ -229,7 +229,7 @@ def trial_lines(results: Sequence[TrialResult], criterion: Criterion, *, at_leas
 
 def noise_words(results: Sequence[TrialResult]) -> str:
     """How many trials the seeds do not tell from the best one, by their paired differences; empty if there are none."""
-    from equipoise.report.data.paired import LEAST_SEEDS, paired
+    from equipoise.report.paired import LEAST_SEEDS, paired
 
     done = [result for result in results if result.criterion is not None]
     if len(done) < 2:

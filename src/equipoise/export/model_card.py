@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from equipoise.absent_clients import absent_words
 from equipoise.algorithm import Algorithm
 from equipoise.core.version import VERSION
-from equipoise.core.words import counted, markdown_text
+from equipoise.core.words import markdown_text
 from equipoise.metrics import summarise, summarise_metric
-from equipoise.picked_clients import picked_words
 from equipoise.privacy.drowned_sums import DROWNS, drowning_words
-from equipoise.report.data.over_seeds import in_percent
-from equipoise.report.text.sentences import FEW_CLIENTS, with_article
+from equipoise.report.formats import listed
+from equipoise.report.notices import FEW_EXAMPLES, absent_notices, notice
+from equipoise.report.over_seeds import in_percent
 from equipoise.risk.groups import Groups, checked_groups, group_name
 from equipoise.runs.standing_out import of_record
-from equipoise.small_clients import FEW_EXAMPLES
 
 if TYPE_CHECKING:
     from equipoise.client_table import ClientTable
@@ -41,18 +42,27 @@ def card(run: RunRecord, *, about: Mapping[str, Any] | None = None, groups: Grou
     """
     private, absent = run.protects_clients, run.clients.not_evaluated
     rows = run.clients.where(run.judged_on)
-    parts = client_groups(run, rows.benign, groups)
+    families = list(group_families(run, rows.benign, groups))
     splits = {split: figures(run.clients.where(split), private=private) for split in dict.fromkeys(run.clients.split)}
     own = [split for split in splits if run.clients.where(split).has_own]
-    known = {split: each["clients"] + len(absent.get(split, {})) for split, each in splits.items()}
     shared = {split: figures(run.clients.where(split), shared=True, private=private) for split in own}
     of_groups = subgroups(run, rows, groups)
-    shown = (*splits.values(), *shared.values(), *of_groups)
-    hidden = private and rows.clients_in_mean is None and any(each[key] is None for each in shown for key in KEYS)
+    sizes = [len(place) for family in families for place in family.values()]
+    small = sum(size < FEWEST for size in sizes)
+    withheld = len(sizes) - small - len(of_groups)
+    hidden = private and rows.clients_in_mean is None and any(
+        each[key] is None for each in (*splits.values(), *shared.values(), *of_groups) for key in KEYS
+    )  # fmt: skip
+    notes = [notice("card-shared")] if shared else []
+    notes += [notice("card-weighted")] if len({each["mean_over"] for each in splits.values()}) > 1 else []
+    notes += absent_notices(run.clients, run.judged_on, named=not private)
+    notes += [notice("card-hidden", fewest=FEWEST)] if hidden else []
+    notes += [notice("card-withheld", fewest=FEWEST, withheld=withheld, small=small)] if withheld or small else []
     return {
         "format": FORMAT,
         "model": {"name": run.name, **(about or {})},
-        "data": {"name": run.data, "clients": known},
+        "data": {"name": run.data,
+                 "clients": {split: each["clients"] + len(absent.get(split, {})) for split, each in splits.items()}},
         "method": {
             "algorithm": repr(run.algorithm), "rounds": run.rounds, "clients_per_round": run.clients_per_round,
             "seed": run.seed, "took_part": participation_words(run),
@@ -63,12 +73,11 @@ def card(run: RunRecord, *, about: Mapping[str, Any] | None = None, groups: Grou
         "in_percent": in_percent([run]),
         "metrics": splits,
         "shared_metrics": shared,
-        "not_evaluated": {split: len(absent) for split, absent in run.clients.not_evaluated.items()},
-        "not_evaluated_words": absent_words(run.clients, run.judged_on, named=not private),
+        "not_evaluated": {split: len(clients) for split, clients in absent.items()},
         "subgroups": of_groups,
-        "hides_few": hidden,
-        "withheld_groups": sum(len(place) >= FEWEST for place in parts.values()) - len(of_groups),
-        "small_groups": sum(len(place) < FEWEST for place in parts.values()),
+        "withheld_groups": withheld,
+        "small_groups": small,
+        "notes": [str(each) for each in notes],
         "left_behind": left_behind(rows, private=private),
         "privacy": privacy_words(run, int((about or {}).get("parameters", 0))),
         "made_with": {"equipoise": VERSION, "torch": str(torch.__version__)},
@@ -85,11 +94,11 @@ def participation_words(run: RunRecord) -> str:
         return ""
     idle = sum(report.trained == 0 for report in rounds)
     missing = [len(report.missing) for report in rounds if report.missing and report.trained]
-    known = any(report.missing or report.skipped for report in rounds)
-    said = [f"Nobody trained in {idle} of {counted(len(rounds), 'round')}." * (idle > 0 and known)]
-    if missing:
-        said.append(f"In {counted(len(missing), 'round')} clients were missing, {max(missing)} at most.")
-    return " ".join(filter(None, [*said, *of_record(run)]))
+    said = list(of_record(run))
+    if any(report.missing or report.skipped for report in rounds):
+        most = max(missing, default=0)
+        said.insert(0, str(notice("card-idle", idle=idle, rounds=len(rounds), missing=len(missing), most=most)))
+    return " ".join(said)
 
 
 def figures(rows: ClientTable, *, shared: bool = False, private: bool = False) -> dict[str, Any]:
@@ -155,11 +164,6 @@ def shown_groups(families: Iterable[dict[str, Tensor]], clients: int, *, private
     return found
 
 
-def client_groups(run: RunRecord, rows: ClientTable, groups: Groups | None = None) -> dict[str, Tensor]:
-    """Groups of clients by name, each with its rows; a client may be in several."""
-    return {name: place for family in group_families(run, rows, groups) for name, place in family.items()}
-
-
 def group_families(run: RunRecord, rows: ClientTable, groups: Groups | None = None) -> Iterator[dict[str, Tensor]]:
     """Groups by number of examples, by training, by known groups, by attributes: of one family no client is in two.
 
@@ -203,29 +207,20 @@ def left_behind(rows: ClientTable, *, private: bool) -> dict[str, Any]:
     found = figures(rows, private=private)
     mean = found["mean"]
     behind = int((rows.served_error > 2 * mean).sum()) if mean is not None else None if private else 0
-    if rows.clients_in_mean is not None:
-        count = rows.clients_in_mean
-        note = (
-            f"Not known: under secure sums only the mean over {count} clients is."
-            if count
-            else "Not known: nobody was evaluated."
-        )
-        missing = dict.fromkeys(("worst_tenth_mean", "clients_above_twice_the_mean", "worst_clients"))
-        return {**missing, "clients": rows.clients_in_mean, "note": note}
     about: dict[str, Any] = {
-        "worst_tenth_mean": found["worst_10"],
-        "clients_above_twice_the_mean": behind,
-        "clients": len(rows),
-    }
+        "worst_tenth_mean": found["worst_10"], "clients_above_twice_the_mean": behind, "clients": len(rows),
+        "worst_clients": None,
+    }  # fmt: skip
+    if rows.clients_in_mean is not None:
+        unknown = dict.fromkeys(("worst_tenth_mean", "clients_above_twice_the_mean"))
+        return {**about, **unknown, "clients": rows.clients_in_mean, "note": str(notice("means-only"))}
     if private:
-        about["worst_clients"] = None
-        about["note"] = "Single clients are not named: the run protects them."
-    else:
-        about["worst_clients"] = [
-            {"client": row["client"], "examples": row["size"], "error": _finite(row.get("personal_error"), row["error"])}
-            for row in rows.worst(5)
-        ]
-    return about
+        return {**about, "note": str(notice("not-named"))}
+    named = [
+        {"client": row["client"], "examples": row["size"], "error": _finite(row.get("personal_error"), row["error"])}
+        for row in rows.worst(5)
+    ]
+    return {**about, "worst_clients": named}
 
 
 def _finite(own: Any, shared: Any) -> float | None:
@@ -246,17 +241,12 @@ def privacy_words(run: RunRecord, parameters: int = 0) -> str:
         )
         noise = "" if run.privacy is None else run.privacy.noise
         drowned = "" if DROWNS in noise else drowned  # said once
-        said = f"{run.epsilon} Figures of clients on this card are not covered by ε."
-        return " ".join(filter(None, [said, _server_words(run), drowned, noise]))
+        rows = run.privacy.rows if run.privacy is not None else ()
+        server = [notice("card-server", shown=row.shown, assumes=row.assumes) for row in rows if row.observer == "server"]
+        return " ".join(filter(None, map(str, [notice("card-private", spent=run.epsilon), *server, drowned, noise])))
     if run.algorithm.privacy is not None:
-        return f"{run.algorithm.privacy!r}: the server sees sums of updates only. The released model has no ε."
-    return "None: the model has no privacy guarantee. It may tell about the examples that it was trained on."
-
-
-def _server_words(run: RunRecord) -> str:
-    """ε for the server, as the table of observers has it; empty where there is no table."""
-    rows = [row for row in (run.privacy.rows if run.privacy is not None else ()) if row.observer == "server"]
-    return " ".join(f"For the server of the run: ε = {row.shown}; {row.assumes}." for row in rows)
+        return str(notice("card-sums", privacy=run.algorithm.privacy))
+    return str(notice("card-none"))
 
 
 def card_json(content: Mapping[str, Any]) -> bytes:
@@ -266,111 +256,55 @@ def card_json(content: Mapping[str, Any]) -> bytes:
 
 def card_markdown(content: Mapping[str, Any]) -> bytes:
     """The card as a Markdown file."""
-    return ("\n".join(_lines(content)) + "\n").encode()
-
-
-def _lines(content: Mapping[str, Any]) -> Iterator[str]:
-    noun, percent = content["error_is"], content["in_percent"]
+    model, method, shared, judged = (content[key] for key in ("model", "method", "shared_metrics", "judged_on"))
 
     def number(value: float | None) -> str:
         if value is None:
             return "–"
-        return f"{100 * value:.1f} %" if percent else f"{value:.4g}"
+        return f"{100 * value:.1f} %" if content["in_percent"] else f"{value:.4g}"
 
-    def table(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-        yield f"| {markdown_text(content['measured'])} | clients | {' | '.join(KEYS.values())} |"
-        yield "|---|---:|" + "---:|" * len(KEYS)
-        for name, row in rows.items():
-            yield f"| {markdown_text(name)} | {row['clients']} | {' | '.join(number(row[key]) for key in KEYS)} |"
+    def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+        heads = [markdown_text(content["measured"]), "clients", *KEYS.values()]
+        lines = [[markdown_text(name), str(row["clients"]), *(number(row[key]) for key in KEYS)] for name, row in rows.items()]
+        return "\n".join(f"| {' | '.join(line)} |" for line in (heads, ["---", *["---:"] * (len(heads) - 1)], *lines))
 
-    model, method, behind = content["model"], content["method"], content["left_behind"]
-    yield f"# Model card: {markdown_text(model['name'])}"
-    yield ""
-    for name, value in model.items():
-        if name != "name":
-            yield f"- {name.replace('_', ' ')}: {markdown_text(value)}"
-    yield ""
-    yield "## Data"
-    yield ""
-    counts = ", ".join(f"{count} {split}" for split, count in content["data"]["clients"].items())
-    yield f"{markdown_text(content['data']['name'])}: clients {counts}."
-    yield ""
-    yield "## Method"
-    yield ""
-    yield f"`{method['algorithm'].replace('`', '')}`"
-    yield ""
-    more = f" {method['took_part']}" if method.get("took_part") else ""
-    yield f"{method['rounds']} rounds of {method['clients_per_round']} clients, seed {method['seed']}.{more}"
-    yield ""
-    yield "## How clients fare"
-    yield ""
-    shared = content.get("shared_metrics", {})
     named: dict[str, Any] = {}
     for split, row in content["metrics"].items():
         named[f"{split} clients, own models" if split in shared else f"{split} clients"] = row
         named |= {f"{split} clients, shared model": shared[split]} if split in shared else {}
-    yield from table(named)
-    yield ""
-    if shared:
-        yield "The file of this card holds the shared model. All further figures are of the clients' own models, where a client"
-        yield "has one."
-        yield ""
-    if len({row.get("mean_over") for row in content["metrics"].values()}) > 1:
-        yield "Figures of train clients are over examples: a client counts by its number of them. Elsewhere each counts once."
-        yield ""
-    if content.get("not_evaluated_words"):
-        yield markdown_text(content["not_evaluated_words"])
-        yield ""
-    if content["subgroups"]:
-        whose = ", own models" if content["judged_on"] in shared else ""
-        yield f"### By group of {content['judged_on']} clients{whose}"
-        yield ""
-        yield from table({row["group"]: row for row in content["subgroups"]})
-        yield ""
-    if content.get("hides_few"):
-        yield f"– stands for a figure that rests on fewer than {FEWEST} clients, because the run protects them."
-        yield ""
-    if count := content.get("withheld_groups"):
-        yield f"Groups of more clients that would tell figures of fewer than {FEWEST} are not shown: there are {count}."
-        yield ""
-    if content["small_groups"]:
-        yield f"Groups of fewer than {FEWEST} clients are not shown: there are {content['small_groups']}."
-        yield ""
-    yield "## Who is left behind"
-    yield ""
-    if behind["clients_above_twice_the_mean"] is not None:
-        yield _worst_words(behind, content["judged_on"], noun, number(behind["worst_tenth_mean"]))
-    if behind["worst_clients"]:
-        few = [row["examples"] < FEW_EXAMPLES for row in behind["worst_clients"]]
-        listed = ", ".join(
-            f"{markdown_text(row['client'])} ({number(row['error'])}{'*' * mark})"
-            for row, mark in zip(behind["worst_clients"], few, strict=True)
-        )
-        note = f" (* fewer than {FEW_EXAMPLES} {content['judged_on']} examples: much of this number may be chance)" * any(few)
-        yield ""
-        picked = picked_words(len(few), behind["clients"], intervals=False)
-        yield f"Those that fare worst: {listed}{note}. {picked}".rstrip()
-    elif "note" in behind:
-        yield ""
+    groups = table({row["group"]: row for row in content["subgroups"]}) if content["subgroups"] else ""
+    title = f"### By group of {judged} clients{', own models' if judged in shared else ''}\n\n"
+    clients = ", ".join(f"{count} {split}" for split, count in content["data"]["clients"].items())
+    drawn = f"{method['rounds']} rounds of {method['clients_per_round']} clients, seed {method['seed']}."
+    text = Template(Path(__file__).with_name("card.md").read_text(encoding="utf-8")).substitute(
+        name=markdown_text(model["name"]),
+        about="\n".join(f"- {key.replace('_', ' ')}: {markdown_text(value)}" for key, value in model.items() if key != "name"),
+        data=f"{markdown_text(content['data']['name'])}: clients {clients}.",
+        algorithm=method["algorithm"].replace("`", ""),
+        training=f"{drawn} {method['took_part']}".rstrip(),
+        figures=table(named),
+        notes="\n\n".join(map(markdown_text, content["notes"])),
+        groups=f"{title}{groups}" if groups else "",
+        behind="\n\n".join(_behind_words(content["left_behind"], judged, content["error_is"], number)),
+        privacy=markdown_text(content["privacy"]),
+        made_with=", ".join(f"{name} {value}" for name, value in content["made_with"].items()) + ".",
+    )
+    return re.sub(r"\n{3,}", "\n\n", text).encode()
+
+
+def _behind_words(behind: Mapping[str, Any], split: str, noun: str, number: Callable[[float | None], str]) -> Iterator[str]:
+    """How the clients fare that fare worst, how many err twice the mean, and who they are."""
+    above, few = behind["clients_above_twice_the_mean"], behind["worst_clients"]
+    if above is not None:
+        worst = number(behind["worst_tenth_mean"])
+        yield str(notice("card-behind", split=split, clients=behind["clients"], noun=noun, worst=worst, above=above))
+    if few:
+        stars = ["*" * (row["examples"] < FEW_EXAMPLES) for row in few]
+        pairs = zip(few, stars, strict=True)
+        names = listed([f"{markdown_text(row['client'])} ({number(row['error'])}{star})" for row, star in pairs])
+        notes = [notice("card-worst", names=names)]
+        notes += [notice("few-examples", limit=FEW_EXAMPLES)] if any(stars) else []
+        notes += [notice("picked", shown=len(few), all=behind["clients"])] if len(few) < behind["clients"] else []
+        yield " ".join(map(str, notes))
+    if "note" in behind:
         yield behind["note"]
-    yield ""
-    yield "## Privacy"
-    yield ""
-    yield markdown_text(content["privacy"])
-    yield ""
-    yield "## How it was made"
-    yield ""
-    yield ", ".join(f"{name} {value}" for name, value in content["made_with"].items()) + "."
-
-
-def _worst_words(behind: Mapping[str, Any], split: str, noun: str, worst: str) -> str:
-    """How the clients fare that fare worst, and how many err twice the mean; of few clients it is about the last one."""
-    clients, above, kind = behind["clients"], behind["clients_above_twice_the_mean"], {"train": "training"}.get(split, split)
-    if clients == 1:
-        return f"There is one {kind} client. Its {noun} is {worst}."
-    more = f"{above} {'client has' if above == 1 else 'clients have'} more than twice the mean."
-    if behind["worst_tenth_mean"] is None:  # of a run that protects its clients
-        return f"There are {clients} {kind} clients. {more}"
-    if clients <= FEW_CLIENTS and split != "train":  # training clients count by their examples
-        return f"Of the {clients} {kind} clients, the one that fares worst has {with_article(noun)} of {worst}. {more}"
-    return f"The tenth of the {clients} {kind} clients that fares worst has a mean {noun} of {worst}. {more}"

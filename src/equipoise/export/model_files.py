@@ -10,7 +10,7 @@ from equipoise.core.signature import Signature
 from equipoise.errors import ConfigError, InvalidParameter
 from equipoise.experiment.run_files import model_bytes
 from equipoise.export import model_card, onnx_files, torch_program
-from equipoise.export.not_exported import NotExported
+from equipoise.export.modules import NotExported
 from equipoise.risk.groups import Groups
 
 if TYPE_CHECKING:

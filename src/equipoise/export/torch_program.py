@@ -9,11 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from equipoise.core import trees
 from equipoise.core.signature import Signature
-from equipoise.export.modules import CalledByPosition
-from equipoise.export.not_exported import NotExported, first_reason
-from equipoise.export.onnx_files import TOLERANCE, random_inputs
+from equipoise.export.modules import CalledByPosition, NotExported, first_reason, refuse_other_outputs
 
 
 def model_program(model: nn.Module, signature: Signature) -> bytes:
@@ -30,15 +27,5 @@ def model_program(model: nn.Module, signature: Signature) -> bytes:
             torch.export.save(program, content)
         except Exception as failure:  # the exporter raises whatever it meets in the model's code
             raise NotExported("a torch program", wrapped, first_reason(failure)) from failure
-        loaded = program.module()
-        for rows in (1, 3):
-            inputs = random_inputs(signature.inputs, rows, seed=rows)
-            with torch.no_grad():
-                wanted, got = (trees.leaves(each(*(one.clone() for one in inputs))) for each in (wrapped, loaded))
-            same = [
-                torch.allclose(mine, other, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
-                for mine, other in zip(wanted, got, strict=True)
-            ]
-            if not all(same):
-                raise NotExported("a torch program", wrapped, f"its outputs for a batch of {rows} random examples differ")
+    refuse_other_outputs("a torch program", wrapped, signature.inputs, program.module())
     return content.getvalue()

@@ -16,7 +16,7 @@ from equipoise.core.task import Task
 from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import FederatedData
 from equipoise.errors import notify
-from equipoise.report.text.phrases import listed
+from equipoise.report.formats import listed
 from equipoise.types import Cohort, Engine
 
 

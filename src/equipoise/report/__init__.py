@@ -1,6 +1,8 @@
-"""Reports: one interactive HTML page that opens offline, and its figures as files for papers.
+"""Reports: one interactive HTML page that opens offline, its figures as files for papers, and tables of methods.
 
-plotly is imported to write the page, matplotlib to draw the files.
+Here belong the numbers of several runs beside each other (`study`, `over_seeds`, `paired`, `by_client`, `series`), figures,
+each described once (`figures`, `plot`), the page (`sections`, `html`, `page`), and every text, as entries of `notices.toml`.
+Figures of one run do not: they are `metrics` and `client_table`. plotly is imported to write the page, matplotlib to draw.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ def write_report(
     The first method is the baseline of the headline. The page asks for nothing from the network. `knob` are the numbers of a
     family's knob, which the page then has. `title` stands at the top, above the name of the data and the day.
     """
-    from equipoise.report.data.results_by_method import Study
-    from equipoise.report.interactive.page import page
+    from equipoise.report.page import page
+    from equipoise.report.study import Study
 
     good = title is None or (isinstance(title, str) and bool(title.strip()))
     require(good, "title", "must be a text that is not empty", title, "Leave it out for the usual title.")
@@ -44,16 +46,16 @@ def export_figures(
     `formats` are some of pdf (fonts embedded, as TrueType), svg and png (300 dpi). Figures that the results have nothing for
     (the trade-off of a single method) are left out.
     """
-    from equipoise.report.data.results_by_method import Study
-    from equipoise.report.static import figures as static
+    from equipoise.report.figures import drawn
+    from equipoise.report.static_figures import render
+    from equipoise.report.study import Study
 
     kinds = chosen_formats(formats)
     require_matplotlib()
-    study = static.with_short_names(Study.of(results))
-    figures = {name: figure for name, draw in static.FIGURE_MAKERS.items() if (figure := draw(study)) is not None}
+    plots = drawn(Study.of(results))
     return [
-        write_atomically(Path(folder) / f"{name}.{kind}", static.render(figure, kind, dpi=300))
-        for name, figure in figures.items()
+        write_atomically(Path(folder) / f"{name}.{kind}", render(plot, kind, dpi=300))
+        for name, plot in plots.items()
         for kind in kinds
     ]
 
@@ -76,16 +78,17 @@ def require_matplotlib() -> None:
 
 def histogram_picture(results: Sequence[RunRecord], path: str | Path) -> Path:
     """Write the histogram of per-client errors as a picture of about 1200 × 500 pixels: .png or .svg, by the suffix."""
-    from equipoise.report.data.results_by_method import Study
-    from equipoise.report.static import figures as static
+    from equipoise.report.figures import histogram
+    from equipoise.report.static_figures import render
+    from equipoise.report.study import Study
 
     target = Path(path)
     kind = target.suffix.lower()
     if kind not in (".png", ".svg"):
         raise InvalidParameter("path", "must end in .png or .svg", str(path))
     require_matplotlib()
-    figure = static.histogram(static.with_short_names(Study.of(results)), width=8.0, least_height=10 / 3)
-    return write_atomically(target, static.render(figure, kind[1:], dpi=150))
+    plot = histogram(Study.of(results).with_short_names())
+    return write_atomically(target, render(plot, kind[1:], dpi=150, width=8.0, least_height=10 / 3))
 
 
 def write_table(results: Sequence[RunRecord], path: str | Path) -> Path:
@@ -94,8 +97,8 @@ def write_table(results: Sequence[RunRecord], path: str | Path) -> Path:
     Figures are mean ± standard deviation over seeds. Errors that are shares are in percent, as on the page; losses and
     errors of numbers are as they are.
     """
-    from equipoise.report.data.over_seeds import in_percent
-    from equipoise.report.text.paper_tables import latex_table, markdown_table, paper_table
+    from equipoise.report.over_seeds import in_percent
+    from equipoise.report.paper_tables import latex_table, markdown_table, paper_table
 
     target, kinds = Path(path), {".md": markdown_table, ".tex": latex_table}
     require(target.suffix.lower() in kinds, "path", "must end in .md or .tex", str(path))

@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any
 
 from equipoise.core.plain_text import parse_toml
-from equipoise.report.data.over_seeds import Spread
+from equipoise.report.over_seeds import Spread
 
 _TEXT_KEYS = ("parameter", "chosen_on")  # the keys of a row that are no figures
 

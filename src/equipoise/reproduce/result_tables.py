@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from equipoise.core.version import VERSION
-from equipoise.report.data.over_seeds import Spread
-from equipoise.report.data.paired import LEAST_SEEDS, NO_SPREAD, RULE, interval_text, paired
+from equipoise.report.notices import notice
+from equipoise.report.over_seeds import Spread
+from equipoise.report.paired import LEAST_SEEDS, NO_SPREAD, difference_text, interval_text, lower_text, paired
 from equipoise.reproduce.entry import Claim, Experiment, Scale
 from equipoise.reproduce.published import PublishedTable, table
 
@@ -160,7 +161,7 @@ class Reproduction:
         return lines
 
     def verdict(self, claim: Claim) -> str:
-        """A sentence on whether a published claim holds, "yes", "no" or "undecided" by `RULE`, with the 95 % interval.
+        """A sentence on whether a published claim holds, "yes", "no" or "undecided" by its 95 % interval.
 
         It is over the seeds in which both methods finished. A claim of "lower" does not hold if the method is higher.
         """
@@ -176,7 +177,7 @@ class Reproduction:
         between = f" 95 % interval {interval_text(found, digits)}." if math.isfinite(found.interval.low) else ""
         more = f" An interval needs {LEAST_SEEDS} seeds: add --seeds {LEAST_SEEDS}."
         more = "" if found.seeds >= LEAST_SEEDS or not any(found.values) else more  # more seeds seldom part what is equal
-        return f"{text}: **{word}**. {found.words(claim.higher, lambda value: f'{value:.{digits}f}')}.{between}{more}"
+        return f"{text}: **{word}**. Difference {difference_text(found, digits)}, lower in {lower_text(found)}.{between}{more}"
 
     def stated_claims(self) -> list[Claim]:
         """The published claims whose two methods were run."""
@@ -251,7 +252,12 @@ class Reproduction:
         if not tables:
             lines += ["", "No numbers were published for these data.", "", *self.side_by_side(None)]
         if stated := self.stated_claims():
-            lines += ["", f"Published directions. {RULE}", "", *(f"- {self.verdict(claim)}" for claim in stated)]
+            lines += [
+                "",
+                f"Published directions. {notice('interval-rule')}",
+                "",
+                *(f"- {self.verdict(claim)}" for claim in stated),
+            ]
         lines += ["", "What differs from the paper:", "", *(f"- {text}" for text in self.differences())]
         return "\n".join(lines)
 

@@ -26,10 +26,10 @@ from equipoise.core.trees import leaves, map_tree
 from equipoise.core.words import joined
 from equipoise.data.clients import ClientSet, as_leaf, split_examples
 from equipoise.errors import Diverged, InvalidData, InvalidParameter, ObserverFailed, is_number, notify, require
-from equipoise.few_clients import few_clients_words
 from equipoise.observers import History
 from equipoise.report import write_report
-from equipoise.report.data.knob import MemberClients, knob_data
+from equipoise.report.knob import MemberClients, knob_data
+from equipoise.report.notices import size_notices
 from equipoise.result import Result
 from equipoise.risk import QFair, Superquantile, Tilted
 from equipoise.risk.groups import Groups
@@ -157,7 +157,7 @@ class Family:
         rows = [(f"{value:g}", result.summary().error) for value, result in self.results.items()]
         lines = [f"{title:<44}{'mean':>10}{'90th pct.':>12}{'worst 10 %':>12}"]
         lines += [f"{name:<44}{e.mean:>10.4f}{e.percentiles[90]:>12.4f}{e.worst_10:>12.4f}" for name, e in rows]
-        return joined([*lines, *filter(None, [few_clients_words([first])])])
+        return joined([*lines, *size_notices([first])])
 
     def report(self, path: str | Path, *, title: str | None = None) -> Path:
         """Write one HTML page that opens offline, with the knob, under a `title`."""

@@ -16,7 +16,7 @@ from equipoise.errors import AFTER_THE_LAST, Diverged
 from equipoise.metrics import mean
 from equipoise.observers import Evaluation, History
 from equipoise.privacy.lookers import may_look
-from equipoise.report.text.phrases import untrained_words
+from equipoise.report.notices import about_runs, said
 from equipoise.result import Result
 from equipoise.runs.crowded_tail import crowded_tail
 from equipoise.runs.input_scales import cause_of_divergence
@@ -48,12 +48,8 @@ def notices(setting: Setting, result: Result, who: str = "the run") -> Iterator[
     yield from rejected_updates(result.history.rounds)
     yield from crowded_tail(setting.algorithm, result.history.rounds)
     if result.personal is not None and not result.clients.where(result.judged_on).has_own:
-        untrained = untrained_words({result.name: [result]})
-        yield (
-            f"The {result.judged_on} clients of {result.data!r} took no part in training and have no models of their own: the "
-            f"summary is of the shared model. {untrained}{' ' * bool(untrained)}"
-            "Split examples inside clients (data.split_examples) to judge personal models."
-        )
+        found = about_runs({result.data: [result]}, sizes=False)  # named by the data, so that several methods say it once
+        yield said(each for each in found if each.code in ("no-own-models", "untrained-layers"))
     if setting.protection.rounds_allowed < setting.rounds:
         allowed = f"{setting.protection.rounds_allowed} of the {setting.rounds} rounds"
         yield (

@@ -22,7 +22,7 @@ from equipoise.core.per_example_losses import PerExample
 from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.errors import Diverged, ObserverFailed, each_notice_once, notify, require
-from equipoise.report.text.phrases import listed
+from equipoise.report.formats import listed
 from equipoise.result import Result
 from equipoise.runs.checkpoint import Checkpoints, checkpoint_of, numbered
 from equipoise.runs.health import notices

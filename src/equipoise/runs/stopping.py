@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from equipoise.absent_clients import name_evaluated
 from equipoise.errors import IncompatibleParts, InvalidParameter, require, require_integer, require_number, unknown_name
 
 if TYPE_CHECKING:  # a configuration has such a rule, and reading one need not wait for torch
@@ -106,6 +107,12 @@ class EarlyStopping:
             return StopState(value, _to_keep(iterate), 0, clients=of)
         waited = state.waited + 1
         return replace(state, waited=waited, passed_over=0, over=state.best is not None and waited >= self.patience)
+
+
+def name_evaluated(table: ClientTable, split: str) -> str:
+    """A hash that tells the clients that figures of a split are over: equal for evaluations of the same clients."""
+    told = json.dumps([sorted(table.where(split).client), sorted(table.not_evaluated.get(split, ()))])
+    return hashlib.blake2b(told.encode(), digest_size=12).hexdigest()
 
 
 def refuse_stop(

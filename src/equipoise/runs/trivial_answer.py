@@ -14,7 +14,7 @@ from equipoise.core.binary_error import wrong_half, wrong_sign
 from equipoise.core.error_names import ABSOLUTE
 from equipoise.core.per_example_losses import misclassified
 from equipoise.data.clients import ClientSet, FederatedData, rows_in_turn
-from equipoise.report.data.over_seeds import MEAN, MEDIAN
+from equipoise.report.over_seeds import MEAN, MEDIAN
 
 if TYPE_CHECKING:
     from equipoise.client_table import ClientTable

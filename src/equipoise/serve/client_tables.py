@@ -10,7 +10,7 @@ from typing import Any
 from equipoise.client_table import ClientTable
 from equipoise.experiment.family_files import CLIENTS
 from equipoise.export.model_card import figures
-from equipoise.report.data.knob import MemberClients, knob_data
+from equipoise.report.knob import MemberClients, knob_data
 from equipoise.serve.cached import Cached
 from equipoise.serve.library import MOST_RUNS, Library
 from equipoise.serve.model_store import ModelStore, ModelVersion

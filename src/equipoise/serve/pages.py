@@ -10,8 +10,8 @@ from urllib.parse import quote
 from equipoise.core.signature import Signature
 from equipoise.core.version import VERSION
 from equipoise.export.onnx_files import MODEL, SCORE
-from equipoise.report.interactive.assets import embedded
-from equipoise.report.interactive.knob_section import clients_section, knob_section
+from equipoise.report.html import embedded
+from equipoise.report.knob import clients_table, knob_section
 from equipoise.serve.model_store import ModelVersion, file_address, models_address
 from equipoise.serve.pages_text import duration, size_words
 from equipoise.serve.static_files import address, static_files
@@ -284,7 +284,7 @@ def clients_page(run: Mapping[str, Any], columns: Mapping[str, Any], *, root: st
     def body() -> Iterator[str]:
         yield crumbs((root, "/?all"), (run["name"], run_address(run["id"])))
         yield f"<h1>Clients of {escape(run['name'])}</h1>"
-        yield from clients_section(columns, percent=percent)
+        yield from clients_table(columns, percent=percent)
 
     return document(f"Clients of {run['name']}", body(), scripts=("charts.js", "clients.js"))
 

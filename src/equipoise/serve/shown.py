@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from equipoise.report.interactive.knob_section import shown as written
+from equipoise.report.knob import written
 from equipoise.serve.client_tables import ClientTables
 from equipoise.serve.library import Library
 from equipoise.serve.live import Streams

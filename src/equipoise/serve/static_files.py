@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from equipoise.report.interactive.assets import asset
-from equipoise.report.interactive.knob_section import PAGE_SCRIPTS
-from equipoise.report.palette import COLOURS, DARK_COLOURS
+from equipoise.report.html import asset
+from equipoise.report.knob import PAGE_SCRIPTS
+from equipoise.report.plot import COLOURS, DARK_COLOURS
 
 FOLDER = Path(__file__).with_name("static")
 OWN = ("list.js", "watch.js", "choose.js", "own_data.js", "study.js")

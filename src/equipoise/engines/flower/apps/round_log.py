@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import math
 
-from equipoise.absent_clients import absent_words
 from equipoise.algorithm import Algorithm
 from equipoise.client_table import ClientTable
 from equipoise.engines.flower.apps.node_keys import RETIRED
 from equipoise.engines.flower.apps.run_status import moment
 from equipoise.observers import Evaluation
+from equipoise.report.notices import absent_notices
 from equipoise.runs.crowded_tail import SEVERAL, crowded_tail
 from equipoise.types import Observer, RoundReport
 
@@ -61,7 +61,7 @@ class LogRounds(Observer):
         table, told = evaluation.clients, {RETIRED}  # of which the log has told
         lacking = [split for split, absent in table.not_evaluated.items() if set(absent.values()) - told]
         for split in [each for each in ("test", "validation", "train") if each in lacking][:1]:
-            log.warning("Evaluation after round %d: %s", evaluation.round, absent_words(table, split))
+            log.warning("Evaluation after round %d: %s", evaluation.round, " ".join(map(str, absent_notices(table, split))))
 
 
 def figures_of(table: ClientTable, *, names: bool) -> str:

@@ -19,7 +19,6 @@ from pathlib import Path
 from statistics import median, median_high
 from typing import Any
 
-from equipoise.absent_clients import count_evaluated
 from equipoise.core.files import GrowingFile, write_atomically
 from equipoise.core.plain_text import parse_json, typed
 from equipoise.core.words import counted
@@ -31,6 +30,7 @@ from equipoise.errors import Diverged
 from equipoise.experiment.run_files import RunFolder
 from equipoise.metrics import mean
 from equipoise.observers import Evaluation
+from equipoise.report.notices import count_evaluated
 from equipoise.runs.standing_out import is_far_loss, is_lost, suspects
 from equipoise.types import Observer, RoundReport
 

@@ -27,8 +27,8 @@ from equipoise.engines.flower.apps.owned_app import load_installed
 from equipoise.engines.flower.operate.kits import Kit
 from equipoise.errors import ConfigError, EquipoiseError, FileGuard
 from equipoise.experiment.run_files import RunFolder, file_checksum, refuse_damaged_files
+from equipoise.report.notices import FEW_EXAMPLES as FEW
 from equipoise.runs.trivial_answer import trivial_answer
-from equipoise.small_clients import FEW_EXAMPLES as FEW
 
 MANIFEST = "manifest.json"
 MODEL, CHOICE = "model.safetensors", "choice.json"  # what `fetch` leaves on a site

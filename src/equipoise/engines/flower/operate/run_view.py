@@ -10,11 +10,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from equipoise.absent_clients import list_reasons
 from equipoise.core.words import printable, table_lines
 from equipoise.engines.flower.apps.run_control import read_order
 from equipoise.engines.flower.apps.run_status import STATUS, read_status
 from equipoise.errors import ConfigError, FileGuard
+from equipoise.report.notices import list_reasons
 
 STALE = 3600.0  # seconds without a word after which a server that is not on this machine counts as gone
 HEAD = (  # of the table of clients; seconds and kilobytes are those of the last round

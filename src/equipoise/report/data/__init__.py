@@ -1,1 +1,0 @@
-"""The numbers that a report shows, computed from results."""

@@ -1,1 +1,0 @@
-"""The interactive HTML page."""
