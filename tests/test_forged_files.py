@@ -4,10 +4,14 @@ No reader takes memory by what a file claims, and none unpickles. A forged file 
 """
 
 import ast
+import gzip
+import hashlib
 import io
 import json
+import os
 import pickle
 import shutil
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -21,6 +25,7 @@ import equipoise as eq
 from equipoise.cli.commands import app
 from equipoise.client_table import ClientTable
 from equipoise.core.tensor_files import read_tensor_file, tensor_file_bytes
+from equipoise.core.unpacking import claimed_bytes
 from equipoise.data import idx_files, store_files
 from equipoise.data.federated_data import FederatedData
 from equipoise.data.ragged import Ragged
@@ -37,11 +42,13 @@ from equipoise.runs.checkpoint import read_checkpoint, read_place
 from forged import (
     TEXTS,
     TOMLS,
+    TooLong,
     arrays,
     byte_files,
     json_files,
     json_lines,
     little_memory,
+    little_time,
     mutants,
     pickles,
     tensor_headers,
@@ -201,6 +208,12 @@ def _(place):
         extension = {"ARROW:extension:name": "arrow.py_extension_type", "ARROW:extension:metadata": pickle.dumps(1)}
         yield "a pickled type", written(good.replace_schema_metadata(extension))
         yield "many rows", written(good.take(pa.array([0] * 300_000)))  # in fewer bytes
+        many, one = good.take(pa.array([0] * 500)), pa.array([0] * 500, pa.int32())
+        long = pa.DictionaryArray.from_arrays(one, ["x" * 20_000_000])
+        for name in ("client", "split", "loss"):
+            bomb = many.set_column(many.column_names.index(name), name, long)
+            parquet.write_table(bomb, out := io.BytesIO(), compression="zstd", store_schema=False)
+            yield f"a long {name} many times", out.getvalue()
 
     files = [*columns(), *byte_files(path.read_bytes())]
     return path, files, lambda: (repr(ClientTable.from_parquet(path)), ClientTable.from_parquet(path).summaries())
@@ -381,8 +394,6 @@ def _(place):
 
 @reader("Shakespeare's roles", named=False)
 def _(place):
-    import gzip
-
     tree = {"roles": [{"play": "p", "role": name, "speeches": [["to be or not to be, that is"] * 5]} for name in "abcd"]}
     files = [(words, gzip.compress(content)) for words, content in json_files(tree)]
     path = place / "shakespeare_roles.json.gz"
@@ -628,11 +639,40 @@ def _(place):
     (place / "folder" / "a.toml").write_text("a = 1\n")
     back_up(place / "folder", place / "good.tgz")
 
+    def archive(*names, sums=None, kind=tarfile.REGTYPE, content=b"1"):
+        members = [(name, kind, content) for name in names]
+        listed = "".join(f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name in names).encode()
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w:gz") as tar:
+            for name, of, text in [*members, ("SHA256SUMS", tarfile.REGTYPE, listed if sums is None else sums)]:
+                entry = tarfile.TarInfo(name)
+                entry.size, entry.type = len(text), of
+                tar.addfile(entry, io.BytesIO(text))
+        return out.getvalue()
+
+    def files():
+        large = tarfile.TarInfo("a")
+        large.size = 1 << 33
+        zeros = gzip.compress(bytes(1 << 27)) * 64
+        yield "a bomb", gzip.compress(large.tobuf()) + zeros
+        large.type = tarfile.XHDTYPE  # a header that is read whole
+        yield "a long header", gzip.compress(large.tobuf()) + zeros
+        yield "no end of empty members", zeros
+        yield "sums in no text", archive("a", sums=b"\xff\xfe\n")
+        yield "a sparse file", archive("a", kind=tarfile.GNUTYPE_SPARSE)
+        for names in (("a", "a"), ("a", "a/b"), (".",), ("a/b", "../c"), ("/c",), ("a" * 300,), ("SHA256SUMS",)):
+            yield str(names)[:40], archive(*names)
+        yield from byte_files((place / "good.tgz").read_bytes(), 30)
+
     def read():
         shutil.rmtree(place / "restored", ignore_errors=True)
-        restore(place / "forged.tgz", place / "restored")
+        try:
+            restore(place / "forged.tgz", place / "restored")
+        except EquipoiseError:
+            assert not any((place / "restored").iterdir())
+            raise
 
-    return place / "forged.tgz", byte_files((place / "good.tgz").read_bytes(), 30), read
+    return place / "forged.tgz", files(), read
 
 
 @reader("messages", named=False)
@@ -680,17 +720,42 @@ def test_a_forged_file_is_refused_by_its_name_or_read_as_what_it_says(name, tmp_
         for words, content in files:
             path.write_bytes(content)
             try:
-                read()
+                with little_time():
+                    read()
             except EquipoiseError as failure:
                 if isinstance(failure.__cause__, MemoryError) or "allocate" in str(failure.__cause__):
                     wrong.append(f"{words}: {failure.__cause__!r}")
                 if named and path.name not in str(failure):
                     wrong.append(f"{words}: no name in {failure}")
-            except Exception as failure:
+            except (Exception, TooLong) as failure:
                 wrong.append(f"{words}: {type(failure).__name__}: {failure}")
     assert not wrong, f"{len(wrong)} of {len(files)}:\n" + "\n".join(each[:200] for each in wrong[:20])
     assert not marker.exists()
     assert len(files) > 10
+
+
+PIPES = "the configuration of a run", "the list of trusted code", "the table of clients", "a file of tensors", "a backup"
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_no_reader_waits_for_the_writer_of_a_pipe(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("EQUIPOISE_CONFIG", str(tmp_path / "settings"))
+    path, _, read = READERS[name][0](tmp_path)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with little_time(), pytest.raises(EquipoiseError):
+        read()
+
+
+def test_what_a_parquet_file_claims_is_known_before_it_is_read():
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    columns = {"a": [1] * 1000, "b": [0.5] * 1000, "c": pa.array([bytes(20)] * 1000, pa.binary(20)), "d": ["x"] * 1000}
+    parquet.write_table(pa.table(columns), out := io.BytesIO(), row_group_size=300)
+    assert claimed_bytes(parquet.read_metadata(out)) == 1000 * (8 + 8 + 20 + 8)
+    parquet.write_table(pa.table({"a": [[1] * 50_000]}), out := io.BytesIO())  # in fewer bytes
+    assert claimed_bytes(parquet.read_metadata(out)) == 50_000 * 8
 
 
 COMMANDS = {
