@@ -45,7 +45,7 @@ def claimed_bytes(about: Any) -> int:
     schema, groups = about.schema, [about.row_group(k) for k in range(about.num_row_groups)]
     wide = [max(8, schema.column(k).length) for k in range(len(schema))]  # numbers, and values of a fixed length
     cells = sum(size * max(g.num_rows, g.column(k).num_values) for g in groups for k, size in enumerate(wide))
-    return max(cells, sum(group.total_byte_size for group in groups))
+    return int(max(cells, sum(group.total_byte_size for group in groups)))
 
 
 def plain_parquet(content: io.BytesIO, named: object) -> Any:

@@ -37,8 +37,9 @@ class CodeFolder:
     @classmethod
     def read(cls, folder: Path) -> CodeFolder:
         """The code in a folder now; each file is read once."""
-        root, sources = folder.resolve(), {}
-        with FileGuard(root, ConfigError, cure="Make its code readable, or begin a new run."):
+        sources = {}
+        with FileGuard(folder, ConfigError, cure="Make its code readable, or begin a new run."):
+            root = folder.resolve()
             for place, packages, names in os.walk(root):
                 packages[:] = sorted(name for name in packages if Path(place, name, INIT).is_file())
                 for file in (Path(place, name) for name in sorted(names) if name.endswith(".py")):
