@@ -6,6 +6,7 @@ Lines of a file are counted from 1.
 from __future__ import annotations
 
 import csv as csv_module
+import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from equipoise.core.plain_text import open_plain
+from equipoise.core.unpacking import Unpacked
 from equipoise.core.words import counted
 from equipoise.data.arrays import first_line
 from equipoise.data.csv_reading import read_by
@@ -109,7 +112,7 @@ def _opened_csv(file: Path, encoding: str) -> Any:
     """The bytes of a CSV file, whether it is compressed or not; files of other kinds are refused by how they begin."""
     import pyarrow as pa
 
-    with file.open("rb") as opened:
+    with open_plain(file) as opened:
         begins = opened.read(5)
     if begins.startswith(b"PK\x03\x04"):
         raise InvalidData(f"{file}: is a ZIP archive or an Excel file. Save it as CSV.")
@@ -117,7 +120,8 @@ def _opened_csv(file: Path, encoding: str) -> Any:
         raise InvalidData(f"{file}: is a Parquet file. Use data.parquet.")
     if begins[:2] in (b"\xff\xfe", b"\xfe\xff") and "16" not in encoding:
         raise InvalidData(f'{file}: is text in UTF-16, not in {encoding}. Write encoding="utf-16".')
-    return pa.input_stream(str(file), compression="gzip" if begins.startswith(b"\x1f\x8b") else "detect")
+    stream = pa.input_stream(str(file), compression="gzip" if begins.startswith(b"\x1f\x8b") else "detect")
+    return io.BufferedReader(Unpacked(stream, file), _BLOCK_BYTES)
 
 
 def _csv_options(

@@ -11,6 +11,8 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.core.plain_text import open_plain
+
 
 @dataclass(frozen=True, eq=False)
 class RowPlaces:
@@ -54,7 +56,7 @@ def record_lines(file: str, delimiter: str, encoding: str) -> Iterator[int]:
 
     Empty lines are no records, and quoted text may go over several lines.
     """
-    with open(file, "rb") as opened:
+    with open_plain(file) as opened:
         packed = opened.read(2) == b"\x1f\x8b"
     with (gzip.open if packed else open)(file, "rt", encoding=encoding, newline="") as lines:
         reader, before = csv.reader(lines, delimiter=delimiter), 0
