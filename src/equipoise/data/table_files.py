@@ -10,11 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from equipoise.core.plain_text import open_plain
+from equipoise.core.unpacking import claimed_bytes, refuse_bomb
 from equipoise.data.arrays import first_line
-from equipoise.data.file_access import PathLike, refuse_bomb
+from equipoise.data.file_access import PathLike
 from equipoise.errors import InvalidData, InvalidParameter, notify, require
 
 CSV_NAMES = "*.csv", "*.csv.gz"
+_TEXTS = "string", "large_string", "binary", "large_binary"
 _PIECE_ROWS = 1 << 16  # of Parquet files
 
 
@@ -36,13 +39,13 @@ def _parquet_schema(path: PathLike, files: list[Path]) -> tuple[int, Any]:
     lacking: dict[str, Path] = {}
     for file in files:  # the end of a file says where its columns are, so one that was cut is found here
         try:
-            found = parquet.read_metadata(file)
+            with open_plain(file) as opened:
+                found = parquet.read_metadata(opened)
             own = found.schema.to_arrow_schema().remove_metadata()
         except (pa.ArrowException, OSError, UnicodeDecodeError) as failure:  # names of columns are text
             reason = first_line(failure)
             raise InvalidData(f"{file}: is no complete Parquet file: {reason}. Copy or write it again.") from failure
-        packed = sum(found.row_group(k).total_byte_size for k in range(found.num_row_groups))
-        total += max(packed, 8 * found.num_rows * found.num_columns)
+        total += claimed_bytes(found)
         if own == whole:
             continue
         names = list(own.names)  # Arrow makes it at each call
@@ -142,7 +145,7 @@ def parquet_files(path: PathLike, client: str) -> TableFiles:
     It is text if it is `client`, or if a value begins with 0, as in region=01/.
     """
     import pyarrow as pa
-    from pyarrow import dataset
+    from pyarrow import compute, dataset
 
     def refuse(failure: Exception) -> InvalidData:
         return InvalidData(f"{path}: cannot be read as Parquet: {first_line(failure)}.")
@@ -150,13 +153,17 @@ def parquet_files(path: PathLike, client: str) -> TableFiles:
     require_column_name("client", client)
     files = files_of(path, "*.parquet")
     size, schema = _parquet_schema(path, files)
-    refuse_bomb(path, size, sum(file.stat().st_size for file in files))
+    packed = sum(file.stat().st_size for file in files)
+    refuse_bomb(path, size, packed)
+    texts = {field.name: str(field.type).removeprefix("large_") for field in schema if str(field.type) in _TEXTS}
     # Without buffers of whole files, which need not fit into memory.
     checked = dataset.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False, use_buffered_stream=True)
     top = existing_path(path)
     folder = top if top.is_dir() else top.parent
     options = {
-        "format": dataset.ParquetFileFormat(default_fragment_scan_options=checked),
+        "format": dataset.ParquetFileFormat(
+            dataset.ParquetReadOptions(dictionary_columns=set(texts)), default_fragment_scan_options=checked
+        ),
         "partition_base_dir": str(folder),
     }
 
@@ -174,18 +181,26 @@ def parquet_files(path: PathLike, client: str) -> TableFiles:
             text = pa.dictionary(pa.int32(), pa.string())
             by_folder = [field.with_type(text) if field.name in as_text else field for field in by_folder]
             opened = discover(pa.schema(by_folder))
-        whole = pa.schema([*schema, *by_folder])
+        types = {name: pa.dictionary(pa.int32(), pa.type_for_alias(of)) for name, of in texts.items()}
+        whole = pa.schema([*(field.with_type(types.get(field.name, field.type)) for field in schema), *by_folder])
         opened = dataset.dataset([str(file) for file in files], whole, partitioning=opened.partitioning, **options)
     except (pa.ArrowException, OSError, ValueError, TypeError) as failure:
         raise refuse(failure) from failure
 
     def batches(names: Sequence[str] | None) -> Iterator[Any]:
+        unpacked = 0
         try:
             # Few batches are read ahead, which would be held in memory.
             for batch in opened.to_batches(
                 columns=None if names is None else list(names), batch_size=_PIECE_ROWS, batch_readahead=2, fragment_readahead=1
             ):
                 batch.validate(full=True)  # else text that is none is found anywhere
+                for place, name in enumerate(batch.schema.names):
+                    if name in texts:  # which may be long, and there once for all rows
+                        column = batch.column(place)
+                        unpacked += compute.sum(compute.binary_length(column.dictionary).take(column.indices)).as_py() or 0
+                        refuse_bomb(path, unpacked, packed)
+                        batch = batch.set_column(place, name, column.cast(schema.field(name).type))
                 yield batch
         except (pa.ArrowException, OSError, ValueError, TypeError) as failure:
             raise refuse(failure) from failure
