@@ -12,9 +12,9 @@ MOST_UNPACKED = 2**30  # bytes of a packed file that are taken whatever it was p
 PACKED_AT_MOST = 100  # times that data shrink when they are packed
 
 
-def refuse_bomb(path: object, unpacked: int, packed: int, most: int = MOST_UNPACKED) -> None:
+def refuse_bomb(path: object, unpacked: int, packed: int, most: int | None = None) -> None:
     """Refuse a packed file that would fill the memory when it is unpacked: data are not a hundred times as large as packed."""
-    if unpacked > most and unpacked > PACKED_AT_MOST * packed:
+    if unpacked > (most or MOST_UNPACKED) and unpacked > PACKED_AT_MOST * packed:
         raise InvalidData(
             f"{path}: {packed / 1e6:.1f} MB unpack to {unpacked / 1e9:.1f} GB or more, which no real data do. Unpack the file "
             "yourself if you trust it."
@@ -24,7 +24,7 @@ def refuse_bomb(path: object, unpacked: int, packed: int, most: int = MOST_UNPAC
 class Unpacked(io.RawIOBase):
     """What a stream unpacks from the file at `path`; refused as soon as it is too large for what it was packed to."""
 
-    def __init__(self, stream: Any, path: str | os.PathLike[str], most: int = MOST_UNPACKED) -> None:
+    def __init__(self, stream: Any, path: str | os.PathLike[str], most: int | None = None) -> None:
         self.stream, self.path, self.most = stream, path, most
         self.packed, self.unpacked = os.stat(path).st_size, 0
 
