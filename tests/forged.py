@@ -167,7 +167,7 @@ class TooLong(BaseException):
 
 
 @contextmanager
-def little_time(seconds=60):
+def little_time(seconds=40):
     """Within it this process has so many seconds."""
 
     def stop(*_):

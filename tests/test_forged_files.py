@@ -14,6 +14,7 @@ import shutil
 import tarfile
 import tomllib
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -327,6 +328,10 @@ def _(place):
             for part in (out.getvalue(), *[bytes(1 << 27)] * 16):
                 member.write(part)
         yield "a bomb", bomb.getvalue()
+        for dtype, shape in (("<U0", (10**9,)), ("|V0", (10**12,)), ("<f4", (10**9, 0)), ("<i8", (10**9, 0, 3))):
+            out = io.BytesIO()
+            np.lib.format.write_array_header_1_0(out, {"descr": dtype, "fortran_order": False, "shape": shape})
+            yield f"{shape} of {dtype}", archive(**dict.fromkeys(good, out.getvalue()))
         yield from byte_files(archive())
 
     return place / "a.npz", files(), lambda: eq.data.npz(place / "a.npz")
@@ -370,15 +375,28 @@ def _(place):
     parquet.write_table(pa.table(FRAME), path)
     same = pa.chunked_array([pa.array([0.0] * 10**6)] * 150)
     parquet.write_table(pa.table({"who": same, "age": same, "ill": same}), bomb := io.BytesIO())
-    files = [("a bomb", bomb.getvalue()), *byte_files(path.read_bytes())]
-    return path, files, lambda: eq.data.parquet(path, client="who", target="ill", split_by="examples")
+
+    def files():
+        yield "a bomb", bomb.getvalue()
+        one, few = pa.array([0] * 2000, pa.int32()), [k % 2 for k in range(2000)]
+        for kind in (pa.string(), pa.binary(), pa.large_string()):
+            long = pa.DictionaryArray.from_arrays(one, pa.array([b"x" * 20_000_000]).cast(kind))
+            for names in (("who", "age", "ill"), ("age", "who", "ill"), ("ill", "age", "who")):
+                table = pa.table(dict(zip(names, (long, few, few), strict=True)))
+                parquet.write_table(table, out := io.BytesIO(), compression="zstd", store_schema=False)
+                yield f"a long {names[0]} many times", out.getvalue()
+        yield from byte_files(path.read_bytes())
+
+    return path, files(), lambda: eq.data.parquet(path, client="who", target="ill", split_by="examples")
 
 
 @reader("a CSV file", named=False)
 def _(place):
     good = b"who,age,ill\n" + b"a,3,no\nb,4,yes\na,5,yes\nb,6,no\n" * 9
     texts = b'who,age,ill\na,"' + b"x" * 10**6, b"who,age,ill\n" + b"," * 10**5, b"\0" * 100, b"who,age,ill\na,1e999,no\n" * 9
-    files = [*((str(text[:20]), text) for text in texts), *byte_files(good, 20)]
+    rows = b"a,3,no\nb,4,yes\n" * (1 << 20)
+    packed = {"gzip": gzip.compress(good) + gzip.compress(rows, 1) * 400, "zip": b"PK\x03\x04"}
+    files = [*((str(text[:20]), text) for text in texts), *packed.items(), *byte_files(good, 20)]
     return place / "a.csv", files, lambda: eq.data.csv(place / "a.csv", client="who", target="ill", split_by="examples")
 
 
@@ -397,7 +415,12 @@ def _(place):
     tree = {"roles": [{"play": "p", "role": name, "speeches": [["to be or not to be, that is"] * 5]} for name in "abcd"]}
     files = [(words, gzip.compress(content)) for words, content in json_files(tree)]
     path = place / "shakespeare_roles.json.gz"
-    bomb = [("a bomb", gzip.compress(bytes(1 << 27)) * 12), *byte_files(gzip.compress(json.dumps(tree).encode()), 10)]
+    lists = gzip.compress(b"[" + b"[]," * (1 << 25) + b"[]]")
+    bomb = [
+        ("a bomb", gzip.compress(bytes(1 << 27)) * 12),
+        ("lists", lists),
+        *byte_files(gzip.compress(json.dumps(tree).encode()), 10),
+    ]
     return path, [*files, *bomb], lambda: eq.data.shakespeare(place, min_examples=1)
 
 
@@ -436,6 +459,8 @@ def store_readers(name, data):
             """All files of the set one after the other, one of them forged."""
             for each, content in wholes.items():
                 forged = list(byte_files(content, 6))
+                if each == "ids.text":
+                    forged.append(("no text", b"\xff" * len(content)))
                 if each.endswith("offsets"):
                     for at, value in ((0, -1), (1, 2**62), (-1, 2**62), (1, 0), (-1, 7)):
                         changed = np.frombuffer(content, np.int64).copy()
@@ -734,16 +759,16 @@ def test_a_forged_file_is_refused_by_its_name_or_read_as_what_it_says(name, tmp_
     assert len(files) > 10
 
 
-PIPES = "the configuration of a run", "the list of trusted code", "the table of clients", "a file of tensors", "a backup"
+COPIED = "messages", "published models", "the note of progress of a store"  # by their readers above
 
 
-@pytest.mark.parametrize("name", PIPES)
+@pytest.mark.parametrize("name", [name for name in READERS if name not in COPIED and "files of" not in name])
 def test_no_reader_waits_for_the_writer_of_a_pipe(name, tmp_path, monkeypatch):
     monkeypatch.setenv("EQUIPOISE_CONFIG", str(tmp_path / "settings"))
     path, _, read = READERS[name][0](tmp_path)
     path.unlink(missing_ok=True)
     os.mkfifo(path)
-    with little_time(), pytest.raises(EquipoiseError):
+    with little_time(), suppress(EquipoiseError):  # or it is read as none
         read()
 
 

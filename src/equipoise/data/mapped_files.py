@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from equipoise.core.plain_text import open_plain
+
 _MAP_NORESERVE = 0x4000  # of Linux; the module mmap has no name for it in all versions of Python
 _files: dict[int, MappedFile] = {}  # by the address at which a file begins
 
@@ -26,7 +28,7 @@ def map_file(file: Path, size: int) -> Tensor:
     """The first bytes of a file, mapped into memory, (size,) uint8: read when used, and copied if written to."""
     if not size:
         return torch.empty(0, dtype=torch.uint8)
-    with file.open("rb") as opened:
+    with open_plain(file) as opened:
         if sys.platform == "linux":  # else Linux refuses private maps larger than memory
             memory = mmap.mmap(opened.fileno(), size, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE)
         else:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from equipoise.core.plain_text import open_plain
 from equipoise.core.task_trial import TRIED_ROWS
 from equipoise.data.federated_data import FederatedData
 from equipoise.data.file_access import PathLike
@@ -130,7 +131,7 @@ def _bad_blocks(file: Path, part: Content, block: int) -> list[str]:
     """The blocks of a file that do not fit their checksums, in words."""
     whole, rest = divmod(part["bytes"], block)
     bad = []
-    with file.open("rb") as values, file.with_name(f"{file.name}{CHECKSUMS}").open("rb") as checksums:
+    with open_plain(file) as values, open_plain(file.with_name(f"{file.name}{CHECKSUMS}")) as checksums:
         for k in range(whole + bool(rest)):
             found = block_digest(values.read(block if k < whole else rest)).hexdigest()
             wanted = checksums.read(DIGEST_BYTES).hex() if k < whole else part["rest"]

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.core.files import is_unfinished, locked, remove_unfinished, write_atomically
-from equipoise.core.plain_text import made_of, parse_json, typed
+from equipoise.core.plain_text import content_of, made_of, parse_json, typed
 from equipoise.core.words import counted
 from equipoise.errors import ConfigError, EquipoiseError, FileGuard
 from equipoise.experiment.family_files import MANIFEST, write_family, write_single
@@ -224,7 +224,7 @@ def _read_records(path: str | Path) -> list[RunRecord]:
     config = read_config(folder.config)
     name, histories = config.train.name or folder.path.resolve().name, {"": History()}
     is_family = (folder.path / MANIFEST).exists()
-    for line in folder.rounds.read_text(encoding="utf-8").splitlines():
+    for line in content_of(folder.rounds).decode().splitlines():
         event = parse_json(line)
         kind = event.pop("event")
         history = histories.setdefault(made_of(str, event.get("run", "")), History())
@@ -313,7 +313,7 @@ def _runs_of_study(path: Path) -> list[Path]:
     """The folders of the runs of a study, in the order of the study: its first method is the baseline of reports."""
     inside = sorted(p.parent for p in path.glob("*/config.toml"))
     try:
-        order = (path / ORDER).read_text(encoding="utf-8").splitlines()
+        order = content_of(path / ORDER).decode().splitlines()
     except OSError:
         return inside
     return sorted(inside, key=lambda p: order.index(p.name) if p.name in order else len(order))
