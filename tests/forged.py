@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 import resource
+import signal
 from contextlib import contextmanager
 
 import numpy as np
@@ -26,7 +27,8 @@ TOMLS = {
     "cut": b"a = [1", "no text": b"\xff\xfe\xff", "zeros": b"\0" * 64, "deep lists": b"a = " + b"[" * DEEP + b"]" * DEEP,
     "long key": b"a" + b".a" * DEEP + b" = 1", "60 deep": b"a" + b".a" * 60 + b" = 1",
     "deep tables": b"a = " + b"{a = " * 10**4, "long number": b"a = " + b"9" * 10**4,
-    "wide number": f"a = {2**70}".encode(), "another": b"a = 1",
+    "wide number": f"a = {2**70}".encode(), "another": b"a = 1", "ends of texts": b'\\"""\n' * 10**5,
+    "beginnings of texts": b'\\"' * 10**5, "too large": b"#" * (1 << 24) + b"\n",
 }  # fmt: skip
 SHAPES = (2**40, 2), (-6, 2), (2**62, 4), (0, 2**40), (6,), (), (3, 2, 2), (6, 0)
 DTYPES = "<f4", "<f8", "|O", "<U5", "|V100000", "<c8", "|S3", "<M8[s]", [("a", "<f4")]
@@ -143,6 +145,8 @@ def tensor_headers(content):
         yield words, len(text).to_bytes(8, "little") + text + rest
     for other in (2**62, 2**40, length + 1, length - 1, 0):
         yield f"a header of {other} bytes", other.to_bytes(8, "little") + content[8:]
+    text = json.dumps({"w": {"dtype": "F32", "shape": [2**62] * 200_000, "data_offsets": [0, 4]}}).encode()
+    yield "many axes", len(text).to_bytes(8, "little") + text + bytes(4)
 
 
 @contextmanager
@@ -156,3 +160,23 @@ def little_memory(more=6 << 30):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+class TooLong(BaseException):
+    """What was tried took too long; no guard of files takes it for a fault of a file."""
+
+
+@contextmanager
+def little_time(seconds=40):
+    """Within it this process has so many seconds."""
+
+    def stop(*_):
+        raise TooLong(f"longer than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.core import files
+from equipoise.core import files, unpacking
 from equipoise.data.datasets import data_files as file_access
 from equipoise.errors import ConfigError, EquipoiseError, EquipoiseNotice, InvalidData, InvalidParameter, NotWritten
 from equipoise.personal.store import ClientRows
@@ -94,7 +94,8 @@ def packed_zeros(numbers):
 
 
 def test_files_that_unpack_to_far_more_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_access, "MOST_UNPACKED", 2**20)
+    monkeypatch.setattr(unpacking, "MOST_UNPACKED", 2**20)
+    monkeypatch.setattr(file_access, "MOST_TEXT", 2**20)
     (tmp_path / "data.npz").write_bytes(packed_zeros(2**22))
     with pytest.raises(InvalidData, match=r"data\.npz: .* unpack to"):
         eq.data.npz(tmp_path / "data.npz")

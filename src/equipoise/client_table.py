@@ -17,7 +17,8 @@ from torch import Tensor
 from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import engine_traits
 from equipoise.core.files import write_atomically
-from equipoise.core.plain_text import parse_json, typed
+from equipoise.core.plain_text import content_of, parse_json, typed
+from equipoise.core.unpacking import plain_parquet, plain_values, refuse_bomb
 from equipoise.core.words import joined, table_lines
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import FileGuard, InvalidData, InvalidParameter, require_integer
@@ -359,13 +360,12 @@ class ClientTable:
         """The rows of a Parquet file that `to_parquet` wrote, or of its content; anything else is refused."""
         named = "The table of clients" if isinstance(path, io.BytesIO) else path
         with FileGuard(named, InvalidData):
-            return cls._read(path, path.getbuffer().nbytes if isinstance(path, io.BytesIO) else Path(path).stat().st_size)
+            return cls._read(path if isinstance(path, io.BytesIO) else io.BytesIO(content_of(Path(path))), named)
 
     @classmethod
-    def _read(cls, path: str | Path | io.BytesIO, size: int) -> ClientTable:
-        import pyarrow.parquet
-
-        with pyarrow.parquet.ParquetFile(path) as file:
+    def _read(cls, content: io.BytesIO, path: object) -> ClientTable:
+        size = content.getbuffer().nbytes
+        with plain_parquet(content, path) as file:
             if not 0 <= file.metadata.num_rows <= size:  # each row has a client of its own
                 raise ValueError(f"it has {size} bytes, but says that they are {file.metadata.num_rows} rows")
             schema = file.schema_arrow
@@ -375,9 +375,12 @@ class ClientTable:
             own = [f"{PERSONAL}{name}" for name in higher if f"{PERSONAL}{name}" in stored]
             names = [name for name in COLUMNS + OPTIONAL if name in COLUMNS or name in stored]
             named: list[str] = about["attributes"]
-            table = file.read(columns=[*names, *higher, *own, *named]).to_pydict()
-        if not all(isinstance(text, str) for name in ("client", "split", *named) for text in table[name]):
+            columns = file.read(columns=[*names, *higher, *own, *named])
+        table = {name: plain_values(columns[name]) for name in dict.fromkeys((*names, *higher, *own, *named))}
+        texts = [text for name in ("client", "split", *named) for text in table[name]]
+        if not all(isinstance(text, str) for text in texts):
             raise ValueError("a client, a split or an attribute is no text")
+        refuse_bomb(path, sum(map(len, texts)), size)
         if strange := set(table["split"]) - {"train", "validation", "test"}:
             raise ValueError(f"it has the split {min(strange)!r}")
         kinds = {"seen": torch.bool, "malicious": torch.bool, "size": torch.int64}

@@ -7,6 +7,7 @@ A subgroup are the clients with one value of an attribute: a country, a device, 
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from equipoise.core.plain_text import open_plain
 from equipoise.core.words import cells, padded
 from equipoise.errors import InvalidData, InvalidParameter, require
 from equipoise.metrics import Interval, counts_wrong, mean, mean_interval, percentile, percentile_interval
@@ -65,7 +67,7 @@ def checked_attributes(given: Any) -> dict[str, dict[str, str]]:
 def read_attributes(path: str | Path) -> dict[str, dict[str, str]]:
     """Attributes of a CSV file: the first column are client ids, every other column is an attribute; empty fields are none."""
     try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+        with io.TextIOWrapper(open_plain(path), encoding="utf-8-sig", newline="") as file:
             rows = list(csv.reader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as failure:
         raise InvalidData(f"{path} cannot be read as a table of attributes: {failure}.") from failure

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from equipoise.cli.commands import app
 from equipoise.errors import ConfigError
-from equipoise.experiment import catalog, folder, trusted_code
+from equipoise.experiment import catalog, folder, own_code, trusted_code
 from equipoise.experiment.build import build
 from equipoise.experiment.config import RunConfig
 from equipoise.experiment.trusted_code import CodeFolder
@@ -76,7 +76,17 @@ def own_list(tmp_path, monkeypatch):
     modules = set(sys.modules)
     yield
     for name in set(sys.modules) - modules:
-        if name.partition(".")[0] in ("my_parts", "my_helper", "my_gadgets", "pkg", "evil", "small_parts"):
+        if name.partition(".")[0] in (
+            "my_parts",
+            "my_helper",
+            "my_gadgets",
+            "pkg",
+            "evil",
+            "small_parts",
+            "linked",
+            "late",
+            "loose",
+        ):
             del sys.modules[name]
 
 
@@ -437,25 +447,82 @@ def test_trust_covers_what_a_trusted_module_imports_from_its_folder(project, str
     assert not stranger.marker.exists()
 
 
-@pytest.mark.parametrize("name", ["absent", "pkg.absent", "colorsys", "onnx"])
-def test_only_sources_of_the_folder_are_imported_from_it(project, stranger, name):
-    """Neither a compiled file without a source, nor a file in a folder that is no package, nor one that hides a module."""
-    hostile = HOSTILE.format(marker=stranger.marker)
-    (project / "pkg").mkdir()
-    (project / "pkg" / "__init__.py").write_text("")
+LATER = """
+import importlib, pathlib
+here = pathlib.Path(__file__).parent
+(here / "late").mkdir(exist_ok=True)
+for file in ("late/inner.py", "late/__init__.py", "later.py"):
+    (here / file).write_text({hostile!r})
+importlib.invalidate_caches()
+WIDTH, refused = 3, []
+for name in {names!r}:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        refused.append(name)
+"""
+NAMES = [
+    "compiled", "pkg.compiled", "extended", "pkg.extended", "loose", "loose.inner", "pkg.loose.inner", "linked",
+    "late", "late.inner", "later", "absent",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["nowhere", "here", "path", "link", "package"])
+def test_only_checked_sources_of_the_folder_are_imported_from_it(project, stranger, tmp_path, monkeypatch, way):
+    """Whatever finds it there: no compiled file, extension, link or later file, nor one in a folder that is no package."""
+    hostile, link, pkg = HOSTILE.format(marker=stranger.marker), tmp_path / "link", project / "pkg"
+    link.symlink_to(project)
+    (pkg / "loose").mkdir(parents=True)
+    (pkg / "__init__.py").write_text("")
     (project / "loose").mkdir()
-    source = project / "source"
-    source.write_text(hostile)
-    if "absent" in name:
-        py_compile.compile(str(source), cfile=str(project / f"{name.replace('.', '/')}.pyc"), doraise=True)
-    else:
-        (project / f"{name}.py").write_text(hostile)
+    (tmp_path / "elsewhere.py").write_text(hostile)
     (project / "loose" / "inner.py").write_text(hostile)
-    lines = f"for name in ({name!r}, 'loose.inner'):\n    try:\n        importlib.import_module(name)\n"
-    lines += "    except ImportError:\n        pass\n"
-    (project / "my_helper.py").write_text(f"import importlib\nWIDTH = 3\n{lines}")
+    (pkg / "loose" / "inner.py").write_text(hostile)
+    py_compile.compile(str(tmp_path / "elsewhere.py"), cfile=str(project / "compiled.pyc"), doraise=True)
+    shutil.copy(project / "compiled.pyc", pkg / "compiled.pyc")
+    for place in (project, pkg):
+        (place / f"extended{importlib.machinery.EXTENSION_SUFFIXES[0]}").write_bytes(b"")
+    (project / "linked").symlink_to(tmp_path)
+    (project / "my_helper.py").write_text(LATER.format(hostile=hostile, names=[*NAMES, "linked.elsewhere"]))
+    if way == "here":
+        monkeypatch.chdir(project)
+    known = {"here": "", "path": project, "link": link, "package": link / "pkg"}
+    if way in known:
+        sys.path.insert(0, str(known[way]))
+    build(RunConfig.read(project / "run.toml", code="run"))
+    assert sys.modules["my_helper"].refused == [*NAMES, "linked.elsewhere"]
+    assert not stranger.marker.exists()
+
+
+@pytest.mark.parametrize("place", ["project/env/lib", "env/lib"])
+def test_packages_installed_inside_of_the_folder_are_not_part_of_it(project, tmp_path, monkeypatch, place):
+    inner = tmp_path / place / "my_gadgets"
+    inner.mkdir(parents=True)
+    (inner / "__init__.py").write_text("")
+    (inner / "more.py").write_text("WIDTH = 3\n")
+    (project / "my_helper.py").write_text("from my_gadgets.more import WIDTH\n")
+    monkeypatch.syspath_prepend(inner.parent)
+    monkeypatch.setattr(own_code, "_installed", lambda: frozenset([inner.parent]))
+    assert build(RunConfig.read(project / "run.toml", code="run"))
+
+
+@pytest.mark.parametrize("name", ["colorsys", "onnx"])
+def test_no_file_of_the_folder_hides_a_module_from_elsewhere(project, stranger, name):
+    (project / f"{name}.py").write_text(HOSTILE.format(marker=stranger.marker))
+    (project / "my_helper.py").write_text(f"import {name}\nWIDTH = 3\n")
     build(RunConfig.read(project / "run.toml", code="run"))
     assert not stranger.marker.exists()
+
+
+@pytest.mark.parametrize("folder", ["/a\0b", "/" + "a" * 5000, "{loop}", "/proc/self/mem", "/dev/null/x"])
+def test_a_folder_of_code_that_is_none_is_refused(stranger, tmp_path, folder):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    place = stranger(code=False)
+    with (place / "config.toml").open("a") as file:
+        file.write(f"[code.{json.dumps(folder.format(loop=tmp_path / 'loop'))}]\n'evil.py' = '00'\n")
+    with pytest.raises(ConfigError):
+        RunConfig.read(place / "config.toml", code="run")
+    assert command("run", "--resume", place).exit_code == 2
 
 
 def test_trust_is_for_one_folder_and_one_content(project, stranger):

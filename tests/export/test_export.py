@@ -328,3 +328,24 @@ def test_a_damaged_signature_is_refused():
     ):
         with pytest.raises(InvalidData, match="signature of a model"):
             Signature.of_table(broken)
+
+
+@pytest.mark.parametrize("axes", [[2**31], [2**16, 2**16], [2**62]])
+def test_a_small_onnx_model_takes_no_memory_without_end(axes):
+    import onnx
+
+    tensor = onnx.helper.make_tensor_value_info
+    nodes = [
+        onnx.helper.make_node("ConstantOfShape", ["axes"], ["zeros"]),
+        onnx.helper.make_node("ReduceSum", ["zeros"], ["none"], keepdims=0),
+        onnx.helper.make_node("Add", ["x", "none"], ["y"]),
+    ]
+    sizes = onnx.helper.make_tensor("axes", onnx.TensorProto.INT64, [len(axes)], axes)
+    graph = onnx.helper.make_graph(nodes, "g", [tensor("x", 1, [1])], [tensor("y", 1, [1])], [sizes])
+    content = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    with pytest.raises(InvalidData):
+        OnnxModel(content, source="m")([np.zeros(1, np.float32)])
+    sizes.int64_data[:] = [3] * len(axes)
+    graph.initializer[0].CopyFrom(sizes)
+    content = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    assert OnnxModel(content, source="m")([np.ones(1, np.float32)])[0].tolist() == [1.0]

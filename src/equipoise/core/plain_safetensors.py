@@ -23,6 +23,7 @@ DTYPES = {
     "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
 LONGEST_HEADER = 100_000_000  # bytes, as in the format
+MOST_AXES = 64  # of a tensor, as in PyTorch; the product of more sizes takes long
 
 
 def save_plainly(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -54,6 +55,7 @@ def read_plainly(content: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
     for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         dtype, shape, (first, last) = DTYPES[about["dtype"]], about["shape"], about["data_offsets"]
         there = first == place and last <= len(values) and all(is_integer(n) and n >= 0 for n in shape)
+        there &= len(shape) <= MOST_AXES
         if not there or last - first != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"the bytes of {name!r} are not those that its header says")
         part = bytearray(values[first:last])

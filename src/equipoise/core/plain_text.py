@@ -1,4 +1,4 @@
-"""JSON and TOML that may come from anybody. Every file and message of these formats is parsed here, and nowhere else.
+"""Files, JSON and TOML that may come from anybody: the one opener of files, and the only place where these formats are parsed.
 
 What is nested too deeply for recursive code, and a number that neither 64 bits nor a float holds, is a ValueError.
 """
@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import stat
 import tomllib
 from collections.abc import Mapping
 from functools import cache
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 DEEPEST = 50  # lists and tables inside each other
-# Texts and comments of TOML; and outside of these a key of too many steps.
-_TEXTS = re.compile(r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL)
+LARGEST_TOML = 1 << 24  # bytes; the parser takes about a second for each million
+# Texts and comments of TOML, also without an end, so that none is looked for twice; outside of these a key of too many steps.
+_TEXTS = re.compile(
+    r'"""(?:\\.|.)*?(?:"{3,5}+|\Z)|\'\'\'.*?(?:\'{3,5}+|\Z)|"(?:\\.|[^"\\\n])*+"?+|\'[^\'\n]*+\'?+|#[^\n]*+', re.DOTALL
+)
 _LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++\s*+\.\s*+){{{DEEPEST}}}")
+_AT_ONCE = vars(os).get("O_NONBLOCK", 0) | vars(os).get("O_BINARY", 0)  # else opening a pipe waits for its writer
 TOO_DEEP = f"it has more than {DEEPEST} lists or tables inside each other"
 
 
@@ -41,7 +48,7 @@ def parse_toml(source: Path | str | bytes) -> dict[str, Any]:
     >>> parse_toml("rounds = 3")
     {'rounds': 3}
     """
-    content = content_of(source) if isinstance(source, Path) else source
+    content = content_of(source, most=LARGEST_TOML) if isinstance(source, Path) else source
     try:
         text = content if isinstance(content, str) else content.decode("utf-8-sig")
         if _LONG_KEY.search(_TEXTS.sub("x", text)):  # the parser takes memory by the square of the steps of a key
@@ -90,11 +97,21 @@ def _adapter(kind: Any) -> Any:
     return TypeAdapter(kind)
 
 
-def content_of(path: Path) -> bytes:
-    """The content of a plain file; a device or a pipe, which may never end, is refused."""
-    if path.exists() and not path.is_file():
-        raise OSError("it is no plain file")
-    return path.read_bytes()
+def open_plain(path: str | os.PathLike[str], flags: int = 0, folder: int | None = None) -> BufferedReader:
+    """Open a plain file for reading; a device or a pipe, which may never end, is refused."""
+    handle = os.open(path, os.O_RDONLY | _AT_ONCE | flags, dir_fd=folder)
+    if stat.S_ISREG(os.fstat(handle).st_mode):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    raise OSError("it is no plain file")
+
+
+def content_of(path: Path, *, most: int | None = None) -> bytes:
+    """The content of a plain file; one of more bytes than `most` is refused."""
+    with open_plain(path) as file:
+        if most is not None and os.fstat(file.fileno()).st_size > most:
+            raise ValueError(f"it has more than {most} bytes")
+        return file.read()
 
 
 def _checked(value: Any, *, finite: bool) -> Any:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.core.files import write_atomically
-from equipoise.core.plain_text import made_of, parse_json
+from equipoise.core.plain_text import content_of, made_of, parse_json
 from equipoise.core.signature import Signature
 from equipoise.errors import ConfigError, EquipoiseError, FileGuard, InvalidData
 from equipoise.experiment.run_files import RunEnd, RunFolder, log_end, model_bytes
@@ -197,6 +197,6 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> FamilyManifest:
     try:
         if path.stat().st_size > LARGEST:
             raise InvalidData(f"{path} is too large to be a manifest.")
-        return FamilyManifest.of_bytes(path.read_bytes(), str(path))
+        return FamilyManifest.of_bytes(content_of(path), str(path))
     except OSError as failure:
         raise ConfigError(f"{path} cannot be read: {failure.strerror}.") from failure

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.core.files import is_unfinished, locked, remove_unfinished, write_atomically
-from equipoise.core.plain_text import made_of, parse_json
+from equipoise.core.plain_text import content_of, made_of, parse_json
 from equipoise.errors import ConfigError, EquipoiseError, FileGuard
 from equipoise.experiment import toml
 from equipoise.experiment.config_tables import read_toml
@@ -140,7 +140,7 @@ class MoreRounds(Observer):
                 "Start another run with as many rounds; on the same data its ε adds to that of this one."
             )
         order = folder.path.parent / ORDER
-        if order.exists() and folder.path.resolve().name in order.read_text(encoding="utf-8").splitlines():
+        if order.exists() and folder.path.resolve().name in content_of(order).decode().splitlines():
             fix = f"Run the study in another folder: equipoise compare STUDY.toml --set {ROUNDS}={after} --out DIR"
             raise ConfigError(f"{folder.path} is a run of a study, whose runs all have {before} rounds. {fix}")
         if folder.finished and not folder.checkpoint.exists():
@@ -291,7 +291,7 @@ def _read_histories(folder: RunFolder, end: RunEnd, name: str) -> dict[str, Hist
     from equipoise.observers import EvaluationPoint, History
 
     histories = {"": History(stopped=end.stopped)}
-    for line in folder.rounds.read_text(encoding="utf-8").splitlines():
+    for line in content_of(folder.rounds).decode().splitlines():
         event = parse_json(line)
         kind = event.pop("event")
         history = histories.setdefault(made_of(str, event.get("run", "")), History())
@@ -363,6 +363,6 @@ def finished_runs(folders: Iterable[Path]) -> list[Path]:
         if not ended:
             raise ConfigError(f"{path} holds no finished run. Name the folders that equipoise run or compare has made.")
         file = path / ORDER
-        order = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []  # its first method is the baseline
+        order = content_of(file).decode().splitlines() if file.is_file() else []  # its first method is the baseline
         runs += sorted(ended, key=lambda each: order.index(each.name) if each.name in order else len(order))
     return list(dict.fromkeys(runs))

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from importlib.abc import ExecutionLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -25,6 +25,8 @@ from importlib.metadata import entry_points
 from importlib.util import decode_source, spec_from_loader
 from keyword import iskeyword
 from pathlib import Path
+from site import getsitepackages, getusersitepackages
+from sysconfig import get_path
 from types import ModuleType
 from typing import Any, Literal
 
@@ -176,9 +178,11 @@ class CheckedSources(MetaPathFinder):
 
     def __init__(self) -> None:
         self.files: dict[str, CheckedLoader] = {}  # by module
+        self.folders: set[Path] = set()
 
     def admit(self, folder: CodeFolder) -> None:
         """Take the modules of a folder. If one runs with another source, or from another folder, it is forgotten."""
+        self.folders.add(folder.path)
         new = {name: CheckedLoader(folder.path / file, folder.sources[file]) for name, file in folder.modules.items()}
         there = {name for name, file in self.files.items() if file.path.is_relative_to(folder.path)}
         if {name: self.files[name] for name in there} != new:
@@ -191,12 +195,21 @@ class CheckedSources(MetaPathFinder):
             sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """How to load a module, if it is one of the admitted; None for any other."""
-        file, package = self.files.get(name), name.rpartition(".")[0]
-        if (file is None and package not in self.files) or self._is_elsewhere(name.partition(".")[0]):
-            return None
-        if file is None:
-            raise ModuleNotFoundError(f"{self.files[package].path.parent} has no source of {name!r}", name=name)
+        """How to load a module: an admitted one, or one from elsewhere, which is meant if it has the name of an admitted one.
+
+        What is in an admitted folder and was not admitted is refused, whoever else would find it there and in what form.
+        """
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        other, file, package = next((each for each in others if each), None), self.files.get(name), name.rpartition(".")[0]
+        places: list[Any] = (
+            [] if other is None else [*([other.origin] * other.has_location), *(other.submodule_search_locations or ())]
+        )
+        inside = any(map(self._is_inside, places))
+        known = name.partition(".")[0] in sys.stdlib_module_names or (other is not None and bool(other.origin) and not inside)
+        if file is None or known or (path is not None and str(self.files[package].path.parent) not in path):
+            if inside:
+                raise ModuleNotFoundError(f"{places[0]} is no source of {name!r} that was checked", name=name)
+            return other
         spec = spec_from_loader(name, file, origin=str(file.path), is_package=file.is_package(name))
         if spec is not None:
             spec.has_location = True  # the module has a __file__
@@ -204,13 +217,20 @@ class CheckedSources(MetaPathFinder):
                 spec.submodule_search_locations = [str(file.path.parent)]
         return spec
 
-    def _is_elsewhere(self, top: str) -> bool:
-        """Whether a module of Python, or an installed one, has the name of an admitted file: it is meant then."""
-        found = (finder.find_spec(top, None) for finder in sys.meta_path if finder is not self)
-        origin = next((str(spec.origin) for spec in found if spec is not None and spec.loader is not None), None)
-        return top in sys.stdlib_module_names or (
-            origin is not None and Path(origin).resolve() != self.files[top].path.resolve()
-        )
+    def _is_inside(self, place: str) -> bool:
+        """Whether the way to a place leads through an admitted folder, and not through packages installed below it."""
+        whole = Path(place).absolute()
+        ways = whole.resolve().parents, [step.resolve() for step in whole.parents]
+        known = self.folders | _installed()
+        return any(next((step for step in way if step in known), None) in self.folders for way in ways)
+
+
+@cache
+def _installed() -> frozenset[Path]:
+    """The folders of Python's own modules, of installed packages, and of this one."""
+    python = [get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    packages: list[Any] = [*python, *getsitepackages(), getusersitepackages(), Path(inspect.getfile(EquipoiseError)).parent]
+    return frozenset(Path(folder).resolve() for folder in packages)
 
 
 _CHECKED = CheckedSources()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.core.files import DurableFile, write_atomically, writing
-from equipoise.core.plain_text import parse_json
+from equipoise.core.plain_text import open_plain, parse_json
 from equipoise.errors import ConfigError
 from equipoise.runs.stopping import Stopped
 
@@ -65,7 +65,7 @@ class RunFolder:
     def last_event(self) -> dict[str, Any]:
         """The last event in the log of rounds; empty if there is none."""
         try:
-            with self.rounds.open("rb") as file:
+            with open_plain(self.rounds) as file:
                 file.seek(0, 2)
                 file.seek(max(0, file.tell() - 65_536))
                 lines = file.read().splitlines()
@@ -173,7 +173,7 @@ def model_bytes(result: Result) -> bytes:
 
 def file_checksum(path: Path) -> str:
     """SHA-256 of a file's content."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from equipoise.core.files import config_folder, locked, write_atomically
-from equipoise.core.plain_text import parse_toml
+from equipoise.core.plain_text import content_of, parse_toml
 from equipoise.errors import ConfigError, FileGuard, NotWritten
 from equipoise.experiment import toml
 
@@ -37,13 +37,14 @@ class CodeFolder:
     @classmethod
     def read(cls, folder: Path) -> CodeFolder:
         """The code in a folder now; each file is read once."""
-        root, sources = folder.resolve(), {}
-        with FileGuard(root, ConfigError, cure="Make its code readable, or begin a new run."):
+        sources = {}
+        with FileGuard(folder, ConfigError, cure="Make its code readable, or begin a new run."):
+            root = folder.resolve()
             for place, packages, names in os.walk(root):
                 packages[:] = sorted(name for name in packages if Path(place, name, INIT).is_file())
                 for file in (Path(place, name) for name in sorted(names) if name.endswith(".py")):
                     if file.is_file():
-                        sources[file.relative_to(root).as_posix()] = file.read_bytes()
+                        sources[file.relative_to(root).as_posix()] = content_of(file)
         return cls(root, sources)
 
     @cached_property

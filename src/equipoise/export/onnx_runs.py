@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.errors import ConfigError, InvalidData
+
+MOST_MEMORY = 4 << 30  # bytes of all models of a process together
 
 
 class TookTooLong(InvalidData):
@@ -32,6 +35,8 @@ class OnnxModel:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        _limit_memory()
         try:
             self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         except Exception as failure:  # onnxruntime's errors have no common class
@@ -57,6 +62,14 @@ class OnnxModel:
         finally:
             watch.cancel()
         return [np.asarray(each) for each in found]
+
+
+@cache
+def _limit_memory() -> None:
+    import onnxruntime as ort
+
+    place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(place, ort.OrtArenaCfg({"max_mem": MOST_MEMORY, "arena_extend_strategy": 1}))
 
 
 def refuse_outside_files(content: bytes, source: str) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from equipoise.core.files import DurableFile, make_folder, remove, sync_folder
 from equipoise.core.numbers import DAMAGED_ARRAY
+from equipoise.core.plain_text import open_plain
 from equipoise.errors import EquipoiseError, NotWritten
 
 _CHECKSUM = np.dtype("<u4")
@@ -29,7 +30,7 @@ _CHECKSUM = np.dtype("<u4")
 
 def _described(path: Path) -> tuple[tuple[tuple[int, ...], bool, np.dtype[Any]], int]:
     """Shape, order and type of the array in an `.npy` file, and where its numbers begin."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         if np.lib.format.read_magic(file) != (1, 0):
             raise ValueError("it is no array of version 1")
         return np.lib.format.read_array_header_1_0(file), file.tell()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from equipoise.core.files import GrowingFile
-from equipoise.core.plain_text import parse_json
+from equipoise.core.plain_text import content_of, parse_json
 from equipoise.errors import EquipoiseError, NotWritten, is_integer, is_number
 from equipoise.privacy.accounting import Method, epsilon_of, gaussian_epsilon
 from equipoise.privacy.releases import CohortEvent, FixedSampling, NoSampling, PoissonSampling, Release, Sampling, adjacency_of
@@ -184,7 +184,7 @@ def read_entries(path: Path) -> list[LedgerEntry]:
     again.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = content_of(path).decode()
     except (OSError, UnicodeDecodeError) as failure:
         raise LedgerError(f"{path} cannot be read: {failure}.") from failure
     entries, lines = [], text.split("\n")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Sequence
 from io import BufferedReader
 from pathlib import Path
+
+from equipoise.core.plain_text import open_plain
 
 NO_FOLLOW = vars(os).get("O_NOFOLLOW", 0)  # Windows has none
 
@@ -26,21 +27,16 @@ def open_below(root: Path, parts: Sequence[str]) -> BufferedReader:
         whole = root.joinpath(*parts)
         if any(step.is_symlink() for step in (whole, *whole.parents) if root in step.parents) or not whole.is_file():
             raise Outside(f"{whole} is no plain file")
-        return whole.open("rb")
+        return open_plain(whole)
     here = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in parts[:-1]:
             inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | NO_FOLLOW, dir_fd=here)
             os.close(here)
             here = inner
-        # A pipe would block the opening for ever.
-        file = os.open(parts[-1], os.O_RDONLY | NO_FOLLOW | os.O_NONBLOCK, dir_fd=here)
+        return open_plain(parts[-1], NO_FOLLOW, here)
     finally:
         os.close(here)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise Outside(f"{parts[-1]!r} is no plain file")
-    return os.fdopen(file, "rb")
 
 
 def mark_of(path: Path, steps: list[str]) -> tuple[int, int, int]:

@@ -62,8 +62,7 @@ class StoredIds(Sequence[str]):
         return len(self.offsets) - 1 if self.positions is None else len(self.positions)
 
     def _decode(self, place: int) -> str:
-        text: bytes = self.text[self.offsets[place] : self.offsets[place + 1]].tobytes()
-        return text.decode(errors="replace")
+        return next(self._decoded(np.array([place])))
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -82,9 +81,11 @@ class StoredIds(Sequence[str]):
 
     def _decoded(self, places: Numbers) -> Iterator[str]:
         text, ends = memoryview(self.text), self.offsets[places + 1].tolist()  # type: ignore[arg-type]
-        return (
-            str(text[start:end], "utf-8", "replace") for start, end in zip(self.offsets[places].tolist(), ends, strict=True)
-        )
+        try:
+            for start, end in zip(self.offsets[places].tolist(), ends, strict=True):
+                yield str(text[start:end], "utf-8")
+        except UnicodeDecodeError as failure:
+            raise InvalidData(f"The id of a client of the store is no text in UTF-8: {failure}.") from failure
 
     def at(self, positions: Tensor) -> tuple[str, ...]:
         """The ids at some positions."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from equipoise.core.abilities import is_part
 from equipoise.core.files import PathLike
+from equipoise.core.plain_text import content_of
 from equipoise.data.clients.arrays import client_name, first_line
 from equipoise.data.clients.convert import from_arrays, from_dict, pack_rows, refuse_untrained_classes
 from equipoise.data.clients.federated_data import FederatedData
@@ -218,9 +220,10 @@ def _stack(files: Iterable[Path]) -> Any:
     for file in files:
         what = "array of numbers that numpy.save wrote; it may be cut" if file.suffix == ".npy" else "number as text"
         with FileGuard(file, InvalidData, f"holds no {what}", "Write it again."):
-            opened: Callable[[], IO[bytes]] = partial(file.open, "rb")  # type: ignore[assignment]  # of several overloads
-            size = file.stat().st_size
-            read.append(read_array(opened, size) if file.suffix == ".npy" else _number(file.read_text()))
+            content = content_of(file)
+            read.append(
+                read_array(partial(io.BytesIO, content), len(content)) if file.suffix == ".npy" else _number(content.decode())
+            )
     if len({np.shape(each) for each in read}) > 1:
         raise InvalidData(
             f"{next(iter(files)).parent}: the examples have different shapes. Pad them, or use from_dict with Ragged."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import os
 import zipfile
@@ -18,14 +19,14 @@ from torch import Tensor
 
 from equipoise.core.files import PathLike
 from equipoise.core.memory import all_memory
-from equipoise.core.plain_text import content_of, parse_json
+from equipoise.core.plain_text import content_of, open_plain, parse_json
+from equipoise.core.unpacking import Unpacked, refuse_bomb
 from equipoise.data.clients.client_set import ClientSet
 from equipoise.data.partition import by_id, to_clients
 from equipoise.errors import FileGuard, InvalidData, InvalidParameter
 
 FOLDER_VARIABLE = "EQUIPOISE_DATA"
-MOST_UNPACKED = 2**30  # bytes of a packed file that are taken whatever it was packed to
-PACKED_AT_MOST = 100  # times that data shrink when they are packed
+MOST_TEXT = 1 << 26  # bytes of packed JSON that are taken whatever it was packed to; its values take many times as much
 
 
 def data_file(folder: PathLike | None, filename: str, content: str) -> Path:
@@ -45,7 +46,11 @@ def data_file(folder: PathLike | None, filename: str, content: str) -> Path:
 
 def load_arrays(path: PathLike, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz file: those in `names`, or all."""
-    with FileGuard(path, InvalidData, "cannot be read as arrays without pickles"), zipfile.ZipFile(path) as archive:
+    with (
+        FileGuard(path, InvalidData, "cannot be read as arrays without pickles"),
+        open_plain(path) as file,
+        zipfile.ZipFile(file) as archive,
+    ):
         entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
         chosen = list(entries) if names is None else names
         if missing := [name for name in chosen if name not in entries]:
@@ -64,20 +69,12 @@ def read_array(opened: Callable[[], IO[bytes]], size: int) -> NDArray[Any]:
         version = form.read_magic(file)
         shape, _, kind = (form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0)(file)
         size -= file.tell()
-    if min(shape, default=0) < 0 or (math.prod(shape) * kind.itemsize != size and not kind.hasobject):
+    rows = max(shape[:1], default=0)  # each has a byte or more
+    if min(shape, default=0) < 0 or rows > size or (math.prod(shape) * kind.itemsize != size and not kind.hasobject):
         raise ValueError(f"an array of {size} bytes says that it is {kind} of the shape {shape}")
     with opened() as file:
         read: NDArray[Any] = form.read_array(file, allow_pickle=False)
     return read
-
-
-def refuse_bomb(path: PathLike, unpacked: int, packed: int) -> None:
-    """Refuse a packed file that would fill the memory when it is unpacked: data are not a hundred times as large as packed."""
-    if unpacked > MOST_UNPACKED and unpacked > PACKED_AT_MOST * packed:
-        raise InvalidData(
-            f"{path}: {packed / 1e6:.1f} MB unpack to {unpacked / 1e9:.1f} GB or more, which no real data do. Unpack the file "
-            "yourself if you trust it."
-        )
 
 
 def load_json(path: PathLike) -> Any:
@@ -94,12 +91,8 @@ def unpacked_bytes(path: PathLike) -> bytes:
 
 def _read_packed(path: PathLike) -> bytes:
     """The content of a file packed by gzip; refused as soon as it is too large for what it was packed to."""
-    packed, found = os.stat(path).st_size, bytearray()
-    with gzip.open(path, "rb") as file:
-        while part := file.read(1 << 24):
-            found += part
-            refuse_bomb(path, len(found), packed)
-    return bytes(found)
+    with open_plain(path) as packed, gzip.open(packed) as file:
+        return io.BufferedReader(Unpacked(file, path, MOST_TEXT), 1 << 20).read()
 
 
 def as_tensor(array: NDArray[Any], source: str) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.numbers import Numbers
+from equipoise.core.plain_text import open_plain
 from equipoise.core.trees import leaves
 from equipoise.data.clients.client_set import ClientSet
 from equipoise.data.clients.ragged import Ragged
@@ -34,7 +35,7 @@ def map_file(file: Path, size: int) -> Tensor:
     """The first bytes of a file, mapped into memory, (size,) uint8: read when used, and copied if written to."""
     if not size:
         return torch.empty(0, dtype=torch.uint8)
-    with file.open("rb") as opened:
+    with open_plain(file) as opened:
         if sys.platform == "linux":  # else Linux refuses private maps larger than memory
             memory = mmap.mmap(opened.fileno(), size, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE)
         else:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from equipoise.core.numbers import Numbers
-from equipoise.core.plain_text import parse_json, typed
+from equipoise.core.plain_safetensors import MOST_AXES
+from equipoise.core.plain_text import open_plain, parse_json, typed
 from equipoise.core.trees import leaves
 from equipoise.data.clients.client_set import ClientSet
 from equipoise.data.clients.leaves import LabelRange, tree_like
@@ -149,7 +150,8 @@ def _refuse_garbled(header: Content, sets: Content) -> None:
         alone = len(parts) == 1 if form == "tensor" else len(parts) > 0
         good &= len(set(names)) == len(names) == len(parts) > 0 if form == "dict" else names is None and alone
         for leaf in parts:
-            good &= all(size > 0 for size in typed(leaf, _LEAF, strict=True)["shape"])
+            shape = typed(leaf, _LEAF, strict=True)["shape"]
+            good &= len(shape) <= MOST_AXES and all(size > 0 for size in shape)
             good &= leaf["ragged"] is None or str(typed(leaf["ragged"], _RAGGED, strict=True)["mask"]).isidentifier()
     units = [*header["scale"], *header["shift"]]
     good &= len(units) == 2 * len(header["x"]["leaves"]) and all(abs(unit or 0) <= _LARGEST for unit in units)
@@ -227,7 +229,7 @@ def set_digest(path: Path, manifest: Content, name: str) -> str:
     described = {key: value for key, value in entry.items() if key != "digest"}
     digest = block_digest(json.dumps([shared, name, described], sort_keys=True).encode())
     for file, part in entry["files"].items():
-        with (path / name / f"{file}{CHECKSUMS}").open("rb") as checksums:
+        with open_plain(path / name / f"{file}{CHECKSUMS}") as checksums:
             digest.update(checksums.read(part["bytes"] // manifest["block"] * DIGEST_BYTES))
     return str(digest.hexdigest())
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.files import PathLike
+from equipoise.core.plain_text import open_plain
 from equipoise.core.task_trial import TRIED_ROWS
 from equipoise.core.trees import named_leaves
 from equipoise.data.clients.client_set import ClientSet
@@ -138,7 +139,7 @@ def _bad_blocks(file: Path, part: Content, block: int) -> list[str]:
     """The blocks of a file that do not fit their checksums, in words."""
     whole, rest = divmod(part["bytes"], block)
     bad = []
-    with file.open("rb") as values, file.with_name(f"{file.name}{CHECKSUMS}").open("rb") as checksums:
+    with open_plain(file) as values, open_plain(file.with_name(f"{file.name}{CHECKSUMS}")) as checksums:
         for k in range(whole + bool(rest)):
             found = block_digest(values.read(block if k < whole else rest)).hexdigest()
             wanted = checksums.read(DIGEST_BYTES).hex() if k < whole else part["rest"]

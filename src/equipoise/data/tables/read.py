@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -11,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.core.files import PathLike
+from equipoise.core.plain_text import open_plain
+from equipoise.core.unpacking import Unpacked, claimed_bytes, refuse_bomb
 from equipoise.data.clients.arrays import first_line
-from equipoise.data.datasets.data_files import refuse_bomb
 from equipoise.data.tables.arrow import TableFiles, require_column_name
 from equipoise.data.tables.column import CSV_DEFAULTS, number_pattern, read_by
 from equipoise.errors import InvalidData, InvalidParameter, notify, require
 
 CSV_NAMES = "*.csv", "*.csv.gz"
+_TEXTS = "string", "large_string", "binary", "large_binary"
 _PIECE_ROWS = 1 << 16  # of Parquet files
 _BLOCK_BYTES = 1 << 24  # of CSV files that are read in pieces
 _MOST_BYTES = 2**31 - 1  # of a block of a CSV file
@@ -172,13 +175,14 @@ def _opened_csv(file: Path) -> Any:
     """The bytes of a CSV file, whether it is compressed or not; files of other kinds are refused by how they begin."""
     import pyarrow as pa
 
-    with file.open("rb") as opened:
+    with open_plain(file) as opened:
         begins = opened.read(5)
     if begins.startswith(b"PK\x03\x04"):
         raise InvalidData(f"{file}: is a ZIP archive or an Excel file. Save it as CSV.")
     if begins == b"PAR1\x15":
         raise InvalidData(f"{file}: is a Parquet file. Use data.parquet.")
-    return pa.input_stream(str(file), compression="gzip" if begins.startswith(b"\x1f\x8b") else "detect")
+    stream = pa.input_stream(str(file), compression="gzip" if begins.startswith(b"\x1f\x8b") else "detect")
+    return io.BufferedReader(Unpacked(stream, file), _BLOCK_BYTES)
 
 
 def _no_csv(path: Path, encoding: str, delimiter: str, failure: Exception) -> InvalidData:
@@ -288,7 +292,7 @@ def parquet_files(path: PathLike, client: str) -> TableFiles:
     It is text if it is `client`, or if a value begins with 0, as in region=01/.
     """
     import pyarrow as pa
-    from pyarrow import dataset
+    from pyarrow import compute, dataset
 
     def refuse(failure: Exception) -> InvalidData:
         return InvalidData(f"{path}: cannot be read as Parquet: {first_line(failure)}.")
@@ -296,13 +300,17 @@ def parquet_files(path: PathLike, client: str) -> TableFiles:
     require_column_name("client", client)
     files = _files_of(path, "*.parquet")
     size, schema = _parquet_schema(path, files)
-    refuse_bomb(path, size, sum(file.stat().st_size for file in files))
+    packed = sum(file.stat().st_size for file in files)
+    refuse_bomb(path, size, packed)
+    texts = {field.name: str(field.type).removeprefix("large_") for field in schema if str(field.type) in _TEXTS}
     # Without buffers of whole files, which need not fit into memory.
     checked = dataset.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False, use_buffered_stream=True)
     top = existing_path(path)
     folder = top if top.is_dir() else top.parent
     options = {
-        "format": dataset.ParquetFileFormat(default_fragment_scan_options=checked),
+        "format": dataset.ParquetFileFormat(
+            dataset.ParquetReadOptions(dictionary_columns=set(texts)), default_fragment_scan_options=checked
+        ),
         "partition_base_dir": str(folder),
     }
 
@@ -320,18 +328,26 @@ def parquet_files(path: PathLike, client: str) -> TableFiles:
             text = pa.dictionary(pa.int32(), pa.string())
             by_folder = [field.with_type(text) if field.name in as_text else field for field in by_folder]
             opened = discover(pa.schema(by_folder))
-        whole = pa.schema([*schema, *by_folder])
+        types = {name: pa.dictionary(pa.int32(), pa.type_for_alias(of)) for name, of in texts.items()}
+        whole = pa.schema([*(field.with_type(types.get(field.name, field.type)) for field in schema), *by_folder])
         opened = dataset.dataset([str(file) for file in files], whole, partitioning=opened.partitioning, **options)
     except (pa.ArrowException, OSError, ValueError, TypeError) as failure:
         raise refuse(failure) from failure
 
     def batches(names: Sequence[str] | None) -> Iterator[Any]:
+        unpacked = 0
         try:
             # Few batches are read ahead, which would be held in memory.
             for batch in opened.to_batches(
                 columns=None if names is None else list(names), batch_size=_PIECE_ROWS, batch_readahead=2, fragment_readahead=1
             ):
                 batch.validate(full=True)  # else text that is none is found anywhere
+                for place, name in enumerate(batch.schema.names):
+                    if name in texts:  # which may be long, and there once for all rows
+                        column = batch.column(place)
+                        unpacked += compute.sum(compute.binary_length(column.dictionary).take(column.indices)).as_py() or 0
+                        refuse_bomb(path, unpacked, packed)
+                        batch = batch.set_column(place, name, column.cast(schema.field(name).type))
                 yield batch
         except (pa.ArrowException, OSError, ValueError, TypeError) as failure:
             raise refuse(failure) from failure
@@ -351,13 +367,13 @@ def _parquet_schema(path: PathLike, files: list[Path]) -> tuple[int, Any]:
     own: dict[Path, set[str]] = {}
     for file in files:  # the end of a file says where its columns are, so one that was cut is found here
         try:
-            found = parquet.read_metadata(file)
+            with open_plain(file) as opened:
+                found = parquet.read_metadata(opened)
             schema = found.schema.to_arrow_schema().remove_metadata()
         except (pa.ArrowException, OSError, UnicodeDecodeError) as failure:  # names of columns are text
             reason = first_line(failure)
             raise InvalidData(f"{file}: is no complete Parquet file: {reason}. Copy or write it again.") from failure
-        packed = sum(found.row_group(k).total_byte_size for k in range(found.num_row_groups))
-        total += max(packed, 8 * found.num_rows * found.num_columns)
+        total += claimed_bytes(found)
         own[file] = set(schema.names)
         try:
             whole = pa.unify_schemas([whole, schema], promote_options="permissive")

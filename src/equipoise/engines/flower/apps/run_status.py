@@ -20,13 +20,13 @@ from statistics import median, median_high
 from typing import Any
 
 from equipoise.core.files import GrowingFile, write_atomically
-from equipoise.core.plain_text import parse_json, typed
+from equipoise.core.plain_text import content_of, parse_json, typed
 from equipoise.core.words import counted
 from equipoise.engines.flower.apps.members import Member
 from equipoise.engines.flower.apps.node_keys import RETIRED
 from equipoise.engines.flower.apps.welcome import Welcome
 from equipoise.engines.flower.transport.messenger import Messenger, TooFewClients
-from equipoise.errors import Diverged
+from equipoise.errors import ConfigError, Diverged, FileGuard
 from equipoise.experiment.run_files import RunFolder
 from equipoise.metrics import mean
 from equipoise.observers import Evaluation
@@ -61,7 +61,9 @@ def moment(seconds: float | None = None) -> str:
 def read_events(folder: Path) -> list[dict[str, Any]]:
     """The events of a run's folder so far; lines that a full disk or a kill has cut are left out."""
     events, file = [], folder / EVENTS
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.exists() else ():
+    with FileGuard(file, ConfigError):
+        content = content_of(file) if file.exists() else b""
+    for line in content.decode(errors="replace").splitlines():
         try:
             events.append(parse_json(line))
         except ValueError:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import os
+import shutil
 import sqlite3
 import tarfile
 import tempfile
 from pathlib import Path
 
 from equipoise.core.files import make_folder, move
-from equipoise.errors import ConfigError
+from equipoise.core.plain_text import open_plain
+from equipoise.core.unpacking import Unpacked
+from equipoise.errors import ConfigError, FileGuard
 
 SKIPPED = ("__pycache__", ".server.lock", ".lock")
 DATABASE = "superlink.db"
@@ -73,23 +77,39 @@ def restore(archive: Path, folder: Path) -> int:
     """Unpack a backup into a new or empty folder, after all its checksums were compared; how many files there are."""
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty, and a restore replaces nothing. Name a new folder.")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    beside = folder.resolve() / f".{os.getpid()}.tmp"
     try:
-        with tarfile.open(archive, "r:gz") as tar:
-            contents = {entry.name: (entry, tar.extractfile(entry).read()) for entry in tar if entry.isfile()}  # type: ignore[union-attr]
-    except (OSError, tarfile.TarError, EOFError) as failure:
-        raise ConfigError(f"{archive} is no backup: {failure}.") from failure
-    if SUMS not in contents:
-        raise ConfigError(f"{archive} is no backup: it has no checksums.")
-    listed = (line.partition("  ") for line in contents.pop(SUMS)[1].decode().splitlines())
-    wanted = {name: digest for digest, _, name in listed}
-    found = {name: hashlib.sha256(content).hexdigest() for name, (_, content) in contents.items()}
-    if wanted != found:
-        raise ConfigError(f"{archive} is damaged: its checksums differ. Take an older backup.")
-    for name, (entry, content) in contents.items():
-        target = (folder / name).resolve()
-        if not target.is_relative_to(folder.resolve()):
-            raise ConfigError(f"{archive} is no backup: it holds {name!r}.")
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, entry.mode & 0o777), "wb") as file:
-            file.write(content)
-    return len(contents)
+        with FileGuard(archive, ConfigError, "cannot be restored"):
+            count = _unpack(archive, beside)
+            for each in beside.iterdir():
+                move(each, folder / each.name)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return count
+
+
+def _unpack(archive: Path, folder: Path) -> int:
+    """Unpack a backup into a new folder; how many files there are. What is too large, damaged or no backup is refused."""
+    found: dict[str, str] = {}
+    folder.mkdir(mode=0o700)
+    with (
+        open_plain(archive) as packed,
+        gzip.open(packed) as stream,
+        tarfile.open(fileobj=Unpacked(stream, archive), mode="r|") as tar,
+    ):
+        for entry in filter(tarfile.TarInfo.isfile, tar):
+            target = (folder / entry.name).resolve()
+            if entry.issparse() or not target.is_relative_to(folder):
+                raise ValueError(f"it holds {entry.name!r}")
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL, entry.mode & 0o777), "w+b") as file:
+                shutil.copyfileobj(tar.extractfile(entry), file)  # type: ignore[arg-type]
+                file.seek(0)
+                found[entry.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    found.pop(SUMS)
+    listed = (line.partition("  ") for line in (folder / SUMS).read_text(encoding="utf-8").splitlines())
+    if {name: digest for digest, _, name in listed} != found:
+        raise ValueError("its checksums differ")
+    (folder / SUMS).unlink()
+    return len(found)
