@@ -10,7 +10,7 @@ from equipoise.engines.cluster.cost_measurement import MeasuredRound, measure_ex
 from equipoise.engines.cluster.packing import pack
 from equipoise.engines.cluster.ray_engine import Ray, RayEngine
 from equipoise.engines.cluster.round_costs import Cluster, ExchangeCosts, RoundEstimate, estimate_round
-from equipoise.rounds.drivers import play
+from equipoise.rounds.driver_choice import choose_driver
 from equipoise.runs.setup import set_up
 
 if TYPE_CHECKING:
@@ -77,10 +77,10 @@ def plan_run(
         clients_per_round=options.clients_per_round, seed=options.seed, loss=None, error=None, engine=engine,
     )  # fmt: skip
     running: RayEngine = setting.engine  # type: ignore[assignment]
-    state = setting.begin()
+    state, driver = setting.begin(), choose_driver([setting])
 
     def make_round() -> None:
-        play(setting, state)  # the first round again and again: what it gives is dropped
+        driver([state])  # the first round again and again: what it gives is dropped
 
     both = running.pool.sessions[running.session]
     running.pool.sessions[running.session] = both.of(1)
