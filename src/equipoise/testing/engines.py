@@ -40,7 +40,7 @@ class NoisyReplacement:
         return sent.cohort * sent.updates + normal_noise(sent.keys, sent.updates.shape[1]).to(sent.updates)
 
 
-@check_of("an engine", "start", cure="Give a description such as equipoise.engines.Simulator().")
+@check_of("an engine", "start", fix="Give a description such as equipoise.engines.Simulator().")
 def check_engine(
     engine: EngineChoice,
     *,
@@ -81,7 +81,7 @@ def _compare(engine: EngineChoice, answers: dict[str, Tensor], expected: dict[st
     """Raise LawBroken at the first answer that is not the expected one, with -1 for NaN, which equals nothing."""
     for what, answer in answers.items():
         found, right = (values.cpu().nan_to_num(nan=-1.0) for values in (answer, expected[what]))
-        agree(engine, f"{what} agree with the loop engine", found, right, tolerance)
+        agree(engine, "engine", found, right, tolerance, what=what)
 
 
 @dataclass(frozen=True, eq=False)
