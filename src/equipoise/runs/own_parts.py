@@ -7,6 +7,7 @@ here is left to the run, which shows the error where it happens.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -89,10 +90,9 @@ def ignores_weights(aggregator: Any) -> bool:
     losses = torch.linspace(0.5, 1.5, CLIENTS, dtype=torch.float64)
     weights = torch.full((3, CLIENTS), 0.1 / (CLIENTS - 1), dtype=torch.float64)
     weights[range(3), range(3)] = 0.9
-    answers = [
-        or_none(lambda own=own: copied(aggregator)(updates.clone(), own, losses=losses, state=None)[0]) for own in weights
-    ]  # type: ignore[misc]
-    return all(answer is not None and close(answer, answers[0]) for answer in answers)
+    calls = [partial(copied(aggregator), updates.clone(), own, losses=losses, state=None) for own in weights]
+    answers = [or_none(call) for call in calls]
+    return all(answer is not None and close(answer[0], answers[0][0]) for answer in answers)
 
 
 def weighs_without_leaving_out(risk: Any, ids: tuple[str, ...], large: bool = False) -> bool:

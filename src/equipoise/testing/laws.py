@@ -58,12 +58,12 @@ def is_finite(values: Tensor) -> bool:
 
 @contextmanager
 def without_error(
-    part: object, law: str, case: str = "", own: tuple[type[Exception], ...] = (InvalidParameter,), **named: object
+    part: object, law: str, case: str = "", own: type[EquipoiseError] = InvalidParameter, **named: Any
 ) -> Iterator[None]:
     """Raise LawBroken in place of another error of the block, but for the library's `own` errors, which name their fix."""
     try:
         yield
-    except (LawBroken, *own):
+    except (LawBroken, own):
         raise
     except Exception as failure:
         last = traceback.extract_tb(failure.__traceback__)[-1]
@@ -90,7 +90,7 @@ def check_of(kind: str, *needed: str, fix: str = "") -> Callable[[Callable[P, No
         def checked(*given: P.args, **named: P.kwargs) -> None:
             part: Any = given[0] if given else next(iter(named.values()), None)
             has(part, kind, *needed, fix=fix)
-            with without_error(part, "answers", own=(EquipoiseError,), kind=kind, fix=fix):
+            with without_error(part, "answers", own=EquipoiseError, kind=kind, fix=fix):
                 check(*given, **named)
 
         return checked
@@ -133,7 +133,7 @@ class Tried:
         self.hold(found is None, "kept_state", f"a value of type {found}")
 
     @contextmanager
-    def without_error(self, law: str, case: str, **named: object) -> Iterator[None]:
+    def without_error(self, law: str, case: str, **named: Any) -> Iterator[None]:
         """As `without_error`; an error in a quick trial is left to the run."""
         if self.quick:
             yield

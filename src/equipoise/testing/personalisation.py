@@ -19,8 +19,8 @@ from equipoise.rounds.drivers import play
 from equipoise.runs.carried_rules import withheld_carried
 from equipoise.runs.checkpoint import packed, unpacked
 from equipoise.runs.setup import EngineChoice, Setting, choose_engine
-from equipoise.solvers import SGD
 from equipoise.runs.tried_calls import same_state
+from equipoise.solvers import SGD
 from equipoise.testing.laws import agree, check_of, hold, is_finite, unchanged
 from equipoise.testing.small_run import make_small_task, set_up_quietly
 from equipoise.types import Cohort, Personalisation, PersonalTraits, PersonalWork, ServerState

@@ -15,7 +15,7 @@ from equipoise.core.abilities import read
 from equipoise.core.rng import torch_generator
 from equipoise.core.update_checks import as_local_work
 from equipoise.engines.answers import answer_all
-from equipoise.errors import Diverged, InvalidParameter, is_number
+from equipoise.errors import Diverged, InvalidParameter, is_number, without_notices
 from equipoise.risk import Mean
 from equipoise.rounds.drivers import committed, play, together
 from equipoise.rounds.one_round import one_round
@@ -258,7 +258,7 @@ def _check_round(run: ProtectedRounds, state: ServerState, cohort: Cohort | None
     """The state after one round of the drawn cohort, or of a given one; neither the state nor the cohort is written to."""
     cohort = run.setting.draw(state.round) if cohort is None else cohort
     law = "nobody" if len(cohort) == 0 else "finite_model"
-    with unchanged(run.part, state=state, cohort=cohort), without_error(run.part, law):
+    with unchanged(run.part, state=state, cohort=cohort), without_error(run.part, law), without_notices():
         return play(run.setting, state, cohort)[0]
 
 

@@ -151,14 +151,13 @@ def _tell(case: TriedSampler, counts: Tensor, weights: Tensor, cohorts: int) -> 
     absent = (counts == 0).nonzero().flatten().tolist()
     if absent and cohorts * case.clients_per_round >= 20 * len(counts):  # else chance may have left them out
         notify(
-            f"{shown(case.part)} drew some clients into none of {cohorts} cohorts: {absent[:3]}, {len(absent)} of {len(counts)}. "
-            "If you want to draw them, look for an end of a range that is 1 too small."
+            f"{shown(case.part)} drew clients into none of {cohorts} cohorts: {absent[:3]}, {len(absent)} of {len(counts)}. If "
+            "you want to draw them, look for an end of a range that is 1 too small."
         )
     spread = case.alpha - case.alpha.mean()
     slope = float(weights / weights.sum() @ spread) / float(spread @ spread)
     if case.clients_per_round >= FEW and slope < FOLLOWS:
         notify(
-            f"The mean weights of clients in cohorts of {shown(case.part)} do not follow their base weights (slope {slope:.2f}, "
-            "and 1 if they do). If you want another mean, this is right. Otherwise give alpha[clients] / alpha[clients].sum() as "
-            "weights, unless clients are drawn by alpha."
+            f"The mean weights of clients in cohorts of {shown(case.part)} do not follow their base weights (slope {slope:.2f} "
+            "in place of 1). If you want their mean, and do not draw by alpha, give alpha[clients] / alpha[clients].sum()."
         )
