@@ -23,7 +23,7 @@ from equipoise.runs.tried_calls import same_state
 from equipoise.solvers import SGD
 from equipoise.testing.laws import agree, check_of, hold, is_finite, unchanged
 from equipoise.testing.small_run import make_small_task, set_up_quietly
-from equipoise.types import Cohort, Personalisation, PersonalTraits, PersonalWork, ServerState
+from equipoise.types import Personalisation, PersonalTraits, PersonalWork, ServerState
 
 ROUNDS = 4
 SAVED_AFTER = 2  # rounds, when the run that is resumed was saved
@@ -88,9 +88,8 @@ def _check_calls(case: PersonalCase) -> None:
     """`begin`, `work`, `updates` and `models` of a cohort, each called as in a round."""
     setting, method, traits = case.set_up(case.method), case.method, read(PersonalTraits, case.method)
     params, dimension = setting.first_model, setting.task.width
-    context = PersonalContext(
-        setting.engine, setting.task, case.data, lambda other: choose_engine(case.engine).start(other, case.data)
-    )
+    start = lambda other: choose_engine(case.engine).start(other, case.data)  # noqa: E731
+    context = PersonalContext(setting.engine, setting.task, case.data, start)
     cohort, solver, width = setting.draw(0), setting.algorithm.solver, method.width(dimension)
 
     def call(name: Literal["work", "models"], rows: Tensor, shared: Any) -> Any:
@@ -121,37 +120,26 @@ def _check_calls(case: PersonalCase) -> None:
         params = params + 0.05 * torch.linspace(-1, 1, dimension, dtype=params.dtype, device=params.device)  # w has moved
         rows, shared = call("work", rows, shared)
     call("models", rows, shared)
-    if traits.updates is not None:
+
+    def sent_by(name: str, count: int) -> Tensor | None:
+        """What clients send beside their rows, `count` numbers each; None if it is what they send without the method."""
+        function: Any = getattr(traits, name)
         with unchanged(method, params=params, rows=rows, cohort=cohort):
-            sent, repeated = (traits.updates(context, params, cohort, rows, solver) for _ in range(2))
-        if sent is None or repeated is None:  # clients send what they would send without the method
-            hold(sent is repeated, method, "second_call", call="updates")
-            return
-        sent_size = setting.task.layout.dimension  # carried values do not go this way
-        hold(sent.shape == (len(cohort), sent_size), method, "numbers_each", tuple(sent.shape), call="updates", count=sent_size)
-        hold(is_finite(sent), method, "finite_call", sent, call="updates")
-        agree(method, "second_call", sent, repeated, call="updates")
-        _check_sent_carried(method, setting, context, params, cohort, rows)
+            sent, repeated = (function(context, params, cohort, rows, solver) for _ in range(2))
+        hold(same_state(sent, repeated), method, "second_call", call=name)
+        good = sent is None or sent.shape == (len(cohort), count)
+        hold(good, method, "numbers_each", None if sent is None else tuple(sent.shape), call=name, count=count)
+        return sent  # type: ignore[no-any-return]
 
-
-def _check_sent_carried(
-    method: Personalisation, setting: Setting, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor
-) -> None:
-    """The carried values that clients send beside their updates: none of those that they keep."""
-    task, traits = setting.task, read(PersonalTraits, method)
-    if traits.sends_carried is None:
-        return
-    with unchanged(method, params=params, rows=rows, cohort=cohort):
-        sent = traits.sends_carried(context, params, cohort, rows, setting.algorithm.solver)
-    kept = withheld_carried(task, setting.algorithm)
-    if sent is None or bool(kept.all()):
-        hold(sent is None and bool(kept.all()), method, "sends_carried")
-        return
-    size = task.carried.size
-    hold(sent.shape == (len(cohort), size), method, "numbers_each", tuple(sent.shape), call="sends_carried", count=size)
-    own = task.carried.to_moments(task.split(params)[1]).cpu()
-    hidden = torch.isnan(sent) | (sent == own) | ~kept
-    hold(bool(hidden.all()), method, "keeps_carried", sent)
+    task = setting.task
+    updates = None if traits.updates is None else sent_by("updates", task.layout.dimension)  # carried values go another way
+    hold(updates is None or is_finite(updates), method, "finite_call", updates, call="updates")
+    if traits.sends_carried is not None and updates is not None:
+        sent, kept = sent_by("sends_carried", task.carried.size), withheld_carried(task, setting.algorithm)
+        hold((sent is None) == bool(kept.all()), method, "sends_carried")
+        own = task.carried.to_moments(task.split(params)[1]).cpu()
+        hidden = sent is None or bool((torch.isnan(sent) | (sent == own) | ~kept).all())
+        hold(hidden, method, "keeps_carried", sent)
 
 
 # ------------------------------------------------------------------------------------------------------------- whole runs
@@ -166,8 +154,7 @@ def _check_runs(case: PersonalCase) -> None:
     models = _all_models(setting, state)
     if _personal(setting).keeps_rows and not read(PersonalTraits, case.method).finetunes:
         took_part = torch.cat([setting.draw(index).clients for index in range(ROUNDS)])
-        never = torch.ones(len(models), dtype=torch.bool)
-        never[took_part] = False
+        never = ~torch.isin(torch.arange(len(models)), took_part)
         served = models[never.to(models.device)]
         agree(case.method, "never_took_part", served, state.model.expand_as(served))
     resumed, later = _run(case, case.method, resumed=True)
@@ -184,16 +171,12 @@ def _run(case: PersonalCase, method: Personalisation | None, *, resumed: bool = 
         while state.round < ROUNDS:
             if resumed and state.round == SAVED_AFTER:
                 state = _saved(setting, state)
-                _next(setting, state)
+                play(setting, state)
                 setting = case.set_up(method)
                 _personal(setting).resume(setting.first_model, state.personal, path)
                 resumed = False
-            state = _next(setting, state)
+            state, _ = play(setting, state)
         return setting, state
-
-
-def _next(setting: Setting, state: ServerState) -> ServerState:
-    return play(setting, state)[0]
 
 
 def _saved(setting: Setting, state: ServerState) -> ServerState:

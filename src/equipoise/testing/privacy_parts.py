@@ -22,16 +22,7 @@ from equipoise.rounds.one_round import one_round
 from equipoise.runs.setup import Setting
 from equipoise.testing.laws import agree, check_of, hold, is_finite, unchanged, without_error
 from equipoise.testing.small_run import make_small_task, set_up_quietly
-from equipoise.types import (
-    ClientRisk,
-    ClipRule,
-    Cohort,
-    Privacy,
-    QuantileSource,
-    QuantileTraits,
-    Sampler,
-    ServerState,
-)
+from equipoise.types import ClientRisk, ClipRule, Cohort, Privacy, QuantileSource, QuantileTraits, Sampler, ServerState
 from equipoise.types.round_contracts import Ask, Stage, View
 
 ROUNDS = 3  # of the run that a protection is tried in
@@ -72,8 +63,7 @@ def check_quantile_source(
             hold(quantile.shape == (), source, "one_quantile", tuple(quantile.shape))
             hold(is_finite(quantile), source, "finite_quantile", case)
             lowest = float(losses.min()) - slack if tail < 1 else -math.inf  # all that is no larger is a 0-quantile
-            inside = lowest <= float(quantile) <= float(losses.max()) + slack
-            hold(inside, source, "between", case)
+            hold(lowest <= float(quantile) <= float(losses.max()) + slack, source, "between", case)
             moved = source(losses[order], alpha[order], tail)
             hold(abs(float(moved - quantile)) <= slack, source, "any_order", (case, float(moved)))
             if traits.exact:
@@ -191,8 +181,7 @@ class ProtectedRounds:
         task, data = make_small_task(seed)
         setting = set_up_quietly(task.module, data, algorithm, 4, rounds=ROUNDS, seed=seed)
         part = algorithm.privacy or setting.protection
-        hooks = {**setting.hooks, "weights": (*setting.hooks["weights"], _WatchWeights(part))}
-        vars(setting)["hooks"] = hooks
+        vars(setting)["hooks"] = {**setting.hooks, "weights": (*setting.hooks["weights"], _WatchWeights(part))}
         return cls(part, setting)
 
     def answered(
@@ -223,14 +212,12 @@ class ProtectedRounds:
 
 def _check_budget(run: ProtectedRounds) -> None:
     part, protection = run.part, run.setting.protection
-    allowed = protection.rounds_allowed
+    allowed, text = protection.rounds_allowed, protection.describe()
     hold(isinstance(allowed, int) and 0 <= allowed <= ROUNDS, part, "rounds_allowed", allowed)
     spent = [protection.epsilon_after(rounds) for rounds in range(ROUNDS + 1)]
     known = [epsilon for epsilon in spent if epsilon is not None]
     hold(len(known) in (0, len(spent)), part, "epsilon_known", spent)
-    rising = all(0 <= before <= after for before, after in itertools.pairwise(known))
-    hold(rising, part, "epsilon_rises", spent)
-    text = protection.describe()
+    hold(all(0 <= before <= after for before, after in itertools.pairwise(known)), part, "epsilon_rises", spent)
     hold(text is None or isinstance(text, str), part, "text", text)
     again = ProtectedRounds.begin(run.setting.algorithm, run.setting.seed).setting.protection.describe()
     hold(text == again, part, "one_text", (text, again))
@@ -240,14 +227,11 @@ def _check_weights(run: ProtectedRounds) -> None:
     """The weights of a cohort at ordinary and at awkward losses."""
     protection, state = run.setting.protection, run.setting.begin()
     cohort = run.cohort_of_several()
-    cases: list[Tensor | None] = [None]
-    if run.setting.algorithm.traits.needs_losses:
-        values = [0.0, 1.0, 1e4, 1e30] + ([] if protection.in_the_open else [math.nan, math.inf])
-        cases = [torch.full((len(cohort),), value, dtype=torch.float64) for value in values]
-        cases += [torch.linspace(0, 3, len(cohort), dtype=torch.float64)]
-        if not protection.in_the_open:
-            cases += [torch.tensor([math.nan] + [1.0] * (len(cohort) - 1), dtype=torch.float64)]
-    for losses in cases:
+    some = torch.linspace(0, 3, len(cohort), dtype=torch.float64)
+    plain = [some, *(torch.full_like(some, value) for value in (0.0, 1.0, 1e4, 1e30))]
+    hidden = [torch.full_like(some, math.nan), torch.full_like(some, math.inf), torch.where(some == 0, math.nan, 1.0).double()]
+    cases = [*plain, *([] if protection.in_the_open else hidden)]
+    for losses in cases if run.setting.algorithm.traits.needs_losses else [None]:
         case = f"losses {losses if losses is None else losses.tolist()} give "
         with unchanged(run.part, losses=losses, state=state, cohort=cohort), without_error(run.part, "finite_model", case):
             _, after = run.answered(state, cohort, losses)
