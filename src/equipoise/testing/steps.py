@@ -51,12 +51,18 @@ class TriedSteps(Tried):
         self.part.step(weights, gradient.clone(), memory, anchor=anchor.clone(), lr=lr, **told)
 
     def path(
-        self, start: Tensor, anchor: Tensor, gradients: Iterable[Tensor | None], lr: float = RATE, memory: Any = None
+        self,
+        start: Tensor,
+        anchor: Tensor,
+        gradients: Iterable[Tensor | None],
+        lr: float = RATE,
+        memory: Any = None,
+        taken: int = 0,
     ) -> list[Tensor]:
-        """The weights after each step from `start`; the gradient None is that of ½‖w‖²."""
+        """The weights after each step from `start`, where some are `taken`; the gradient None is that of ½‖w‖²."""
         weights, points = start.clone(), []
         memory = self.part.begin(weights) if memory is None else memory
-        for number, gradient in enumerate(gradients, 1):
+        for number, gradient in enumerate(gradients, 1 + taken):
             self.step(weights, weights if gradient is None else gradient, memory, anchor, number, lr)
             points.append(weights.clone())
         return points[self.each - 1 :: self.each]
@@ -136,25 +142,22 @@ def each_client(case: TriedSteps) -> None:
 
 def memory_in_place(case: TriedSteps) -> None:
     """Tensors in the memory that begin at zero, that steps use and that no step changes, are lost."""
-    start, plain = WEIGHTS.abs(), WEIGHTS.abs()
-    memory, used = case.part.begin(plain), set()
-    fresh = case.part.begin(start.clone())
-    for number in range(1, 1 + max(5, case.each)):  # Lookahead empties its memory again every few steps
+    start, count = WEIGHTS.abs(), 5 * case.each
+    plain, memory = start.clone(), case.part.begin(start.clone())
+    lost = {place for place, each in enumerate(memory) if not bool((each != 0).any())}
+    for number in range(1, 1 + count):  # Lookahead empties its memory again every few steps
         case.step(plain, plain, memory, start, number, 0.1)
-        used |= {place for place, each in enumerate(memory) if bool((each != 0).any())}
-    for place in {place for place, each in enumerate(fresh) if not bool((each != 0).any())} - used:
-        other, moved = case.part.begin(start.clone()), start.clone()
+        lost -= {place for place, each in enumerate(memory) if bool((each != 0).any())}
+    for place in lost:
+        other = case.part.begin(start.clone())
         other[place].copy_(torch.linspace(-3.0, 3.0, 8, dtype=torch.float64))
-        for number in range(1, 1 + max(5, case.each)):
-            case.step(moved, moved, other, start, number, 0.1)
+        moved = case.path(start, start, count * [None], 0.1, other)[-1]
         case.hold(torch.equal(moved, plain), "memory_in_place", f"memory[{place}] is not")
 
 
 def lowers(case: TriedSteps) -> None:
     """½‖w‖² falls; the proximal term and the decay point downwards, too."""
-    weights, memory = WEIGHTS.clone(), case.part.begin(WEIGHTS.clone())
-    for number in range(1, 1 + max(5, case.each)):
-        case.step(weights, weights, memory, WEIGHTS, number)
+    weights = case.path(WEIGHTS, WEIGHTS, 5 * case.each * [None])[-1]
     before, after = (float(each.square().sum() / 2) for each in (WEIGHTS, weights))
     case.hold(after < before, "lowers", f"{before:.6g} before and {after:.6g} after")
 
@@ -187,15 +190,11 @@ def toward_anchor(case: TriedSteps) -> None:
     After gradients both anchors are equally far from the weights, so that squares of a proximal term in the memory are equal.
     """
     near, far = (case.path(WEIGHTS, anchor, 3 * case.each * [ZERO])[-1] for anchor in (WEIGHTS + OTHER, WEIGHTS - OTHER))
-    ends = []
+    filling, ends = [WEIGHTS * (-0.5) ** (number // case.each) for number in range(3 * case.each)], []
     for sign in (1.0, -1.0):
         memory = case.part.begin(WEIGHTS.clone())
-        filling = [WEIGHTS * (-0.5) ** (number // case.each) for number in range(3 * case.each)]
-        now, anchor = WEIGHTS.clone(), WEIGHTS
-        for number, gradient in enumerate([*filling, *case.each * [ZERO]], 1):
-            anchor = now + sign * OTHER if number == len(filling) + 1 else anchor
-            case.step(now, gradient, memory, anchor, number)
-        ends.append(now)
+        now = case.path(WEIGHTS, WEIGHTS, filling, memory=memory)[-1]
+        ends.append(case.path(now, now + sign * OTHER, case.each * [ZERO], memory=memory, taken=len(filling))[-1])
     for pull in (float((near - far) @ OTHER), later := float((ends[0] - ends[1]) @ OTHER)):
         case.hold(pull >= -SLACK, "to_anchor", f"an anchor farther along a direction moves the weights by {pull:.3g} along it")
     ignored = later == 0 and torch.equal(near, far) and _has_own_step(case.part) and vars(case.part).get("prox", 0.0)
