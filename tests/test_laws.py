@@ -2,9 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import pytest
 import torch
@@ -31,8 +29,6 @@ from equipoise.core.rng import torch_generator
 from equipoise.experiment import catalog
 from equipoise.privacy import DifferentialPrivacy, GaussianMechanism, PrivateQuantile, SecureAggregation
 from equipoise.privacy.random_source import Seeded
-from equipoise.risk import RiskValue
-from equipoise.risk.worst_case import project_on_simplex
 from equipoise.testing import (
     LawBroken,
     check_aggregator,
@@ -295,9 +291,20 @@ def test_every_contract_has_a_check():
     assert {check.__name__ for check in CHECKS.values()} | {"check_observer", "LawBroken"} == set(testing.__all__)
 
 
-@pytest.mark.parametrize("part", RISKS, ids=lambda part: repr(part).partition(" at 0x")[0])  # a function's address varies
-def test_risk(part):
-    check_risk(part)
+PLAIN = {  # kinds whose check takes the part alone
+    "risk": check_risk, "solver": check_solver, "schedule": check_schedule, "aggregator": check_aggregator,
+    "server": check_server_optimizer, "averaging": check_averaging, "sampler": check_sampler, "attack": check_attack,
+    "clip_rule": check_clip_rule,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [(kind, part) for kind in PLAIN for part in CHECKED[kind]],
+    ids=lambda part: repr(part).partition(" at 0x")[0],  # a function's address varies
+)
+def test_a_part_of_the_catalogue_keeps_its_laws(kind, part):
+    PLAIN[kind](part)
 
 
 @pytest.mark.parametrize("part", RISKS, ids=lambda part: repr(part).partition(" at 0x")[0])
@@ -313,21 +320,6 @@ def test_risks_of_the_library_also_take_float32(part):
     found = part(losses, alpha, clients=ids).weights
     moved = part(losses[order], alpha[order], clients=tuple(ids[k] for k in order)).weights
     torch.testing.assert_close(moved, found[order], rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("part", SOLVERS, ids=repr)
-def test_solver(part):
-    check_solver(part)
-
-
-@pytest.mark.parametrize("part", SCHEDULES, ids=repr)
-def test_schedule(part):
-    check_schedule(part)
-
-
-@pytest.mark.parametrize("part", AGGREGATORS, ids=repr)
-def test_aggregator(part):
-    check_aggregator(part)
 
 
 @pytest.mark.parametrize("part", AGGREGATORS, ids=repr)
@@ -479,21 +471,6 @@ def test_the_loss_of_a_client_without_a_weight_changes_no_risk(part, loss):
     torch.testing.assert_close(found.weights, torch.cat([expected.weights, torch.zeros(1, dtype=torch.float64)]))
 
 
-@pytest.mark.parametrize("part", AVERAGING, ids=repr)
-def test_averaging(part):
-    check_averaging(part)
-
-
-@pytest.mark.parametrize("part", SERVERS, ids=repr)
-def test_server_optimizer(part):
-    check_server_optimizer(part)
-
-
-@pytest.mark.parametrize("part", SAMPLERS, ids=repr)
-def test_sampler(part):
-    check_sampler(part)
-
-
 @pytest.mark.parametrize("part", ENGINES[1:], ids=repr)  # the loop engine is what others are compared with
 @pytest.mark.parametrize("solver", SOLVERS, ids=repr)
 def test_engine(part, solver):
@@ -563,7 +540,7 @@ class Leaking(personal.Split):
 def test_a_personal_method_that_sends_statistics_that_it_keeps_is_caught(kept):
     given = needs_batch_norm()
     given["model"] = nn.Sequential(*given["model"], nn.BatchNorm1d(3).double())
-    with pytest.raises(eq.errors.EquipoiseError, match="carried values"):
+    with pytest.raises(eq.errors.EquipoiseError, match="carried"):
         check_personalisation(Leaking(kept), algorithm=eq.Algorithm(solver=solvers.SGD(batch_size=5)), **given)
 
 
@@ -575,11 +552,6 @@ def needs_batch_norm():
     return {"model": model, "data": eq.FederatedData(clients, validation=validation, classes=3)}
 
 
-@pytest.mark.parametrize("part", ATTACKS, ids=repr)
-def test_attack(part):
-    check_attack(part)
-
-
 @pytest.mark.parametrize(("part", "told"), QUANTILES, ids=repr)
 def test_quantile_source(part, told):
     check_quantile_source(SeededRelease(part) if isinstance(part, PrivateQuantile) else part, **told)
@@ -588,10 +560,6 @@ def test_quantile_source(part, told):
 @pytest.mark.parametrize(("part", "noiseless", "of_risk", "tolerance"), PROTECTIONS, ids=lambda part: repr(part)[:60])
 def test_protection(part, noiseless, of_risk, tolerance):
     check_protection(part, noiseless=noiseless, risk=of_risk, tolerance=tolerance)
-
-
-def test_clip_rule():
-    check_clip_rule(privacy.AdaptiveClip())
 
 
 def test_correlated_noise():
@@ -605,7 +573,7 @@ def test_observer(tmp_path):
     check_observer(observers.Progress())
 
 
-# ------------------------------------------------------------------------------------- a part of one's own, and broken ones
+# ------------------------------------------------------------------------------------------------------- parts of one's own
 
 
 @dataclass(frozen=True)
@@ -625,216 +593,12 @@ def test_a_risk_of_ones_own_passes_and_trains(ragged):
     assert len(result.history.rounds) == 3
 
 
-def wrong_gradient(losses, base_weights, *, clients=None, state=None):
-    return RiskValue((base_weights * losses.square()).sum(), base_weights * losses, state)  # half the gradient
-
-
-def order_matters(losses, base_weights, *, clients=None, state=None):
-    ranks = torch.arange(1, len(losses) + 1, dtype=losses.dtype)
-    return RiskValue((ranks * losses).sum(), ranks, state)
-
-
-def unequal_ties(losses, base_weights, *, clients=None, state=None):
-    weights = torch.zeros_like(losses)
-    weights[losses.argmax()] = 1.0
-    return RiskValue(losses.max(), weights, state)
-
-
-def overflows(losses, base_weights, *, clients=None, state=None):
-    powers = base_weights * losses.exp()
-    return RiskValue(powers.sum().log(), powers / powers.sum(), state)
-
-
-@dataclass(frozen=True)
-class OwnAscent:
-    """AFL in which each piece can be wrong."""
-
-    step: float = 0.1
-    project: Callable = project_on_simplex
-    by_id: bool = True
-    uniform: bool = True
-    full_participation = True
-
-    def __call__(self, losses, base_weights, *, clients=None, state=None):
-        if state is None:
-            mixture = torch.full_like(losses, 1 / len(losses)) if self.uniform else base_weights
-        else:
-            mixture = torch.stack([state[c] for c in clients]) if self.by_id else torch.stack(list(state.values()))
-        following = self.project(mixture + self.step * losses)
-        return RiskValue((mixture * losses).sum(), mixture.to(losses), dict(zip(clients, following, strict=True)))
-
-
-def off_by_one(point):
-    """The published mistake: the level of one entry too few."""
-    down = point.sort(descending=True).values
-    levels = (down.cumsum(0) - 1) / torch.arange(1, len(point) + 1)
-    return (point - levels[max(int((down > levels).sum()) - 2, 0)]).clamp(min=0.0)
-
-
-def only_rescaled(point):
-    return point / point.sum()
-
-
-def only_clipped(point):
-    return point.clamp(0.0, 1.0)
-
-
-def wrong_shape(losses, base_weights, *, clients=None, state=None):
-    return RiskValue(losses.sum(), torch.ones(1).double(), state)
-
-
-@dataclass(frozen=True)
-class TailOfPast:
-    """The tail by a running mean of losses, which may be kept in the class and not in the state, or be the value itself."""
-
-    tail: float = 0.3
-    in_class: bool = False
-    value_of_past: bool = False
-    past: ClassVar[dict] = {}
-
-    def __call__(self, losses, base_weights, *, clients=None, state=None):
-        old = TailOfPast.past if self.in_class else dict(state or {})
-        pairs = zip(clients, losses.tolist(), strict=True)
-        ema = 0.7 * torch.tensor([old.get(*pair) for pair in pairs], dtype=losses.dtype) + 0.3 * losses
-        new = {**old, **dict(zip(clients, ema.tolist(), strict=True))}
-        if self.in_class:
-            TailOfPast.past.update(new)
-        weights = eq.risk.Superquantile(self.tail)(ema, base_weights, clients=clients).weights
-        value = weights @ (ema if self.value_of_past else losses)
-        return RiskValue(value, weights, None if self.in_class else new)
-
-
-@pytest.mark.parametrize("tail", [0.3, 0.5, 0.8])
-def test_check_risk_finds_a_value_that_new_clients_enter_in_another_way(tail):
-    """The value falls by 0.3 w_k with the loss of a client that has a past, and by w_k with that of a new one."""
-    check_risk(TailOfPast(tail))
-    with pytest.raises(LawBroken, match="up to a common factor"):
-        check_risk(TailOfPast(tail, value_of_past=True))
-
-
-def test_a_memory_outside_of_the_state_is_called_so(ragged):
-    """The value is piecewise linear in the losses: before, the check found no derivative, and the run unequal ties."""
-    with pytest.raises(LawBroken, match="the same call twice gives the same answer"):
-        check_risk(TailOfPast(0.5, in_class=True))
-    TailOfPast.past.clear()
-    with pytest.raises(eq.errors.InvalidParameter, match="the same call twice gives the same answer"):
-        eq.train(
-            eq.models.Softmax(4, 3), ragged, eq.Algorithm(risk=TailOfPast(0.5, in_class=True)), rounds=1, clients_per_round=4
-        )
-
-
-def negative(losses, base_weights, *, clients=None, state=None):
-    return RiskValue(-(base_weights * losses).sum(), -base_weights, state)
-
-
-@pytest.mark.parametrize(
-    ("broken", "law"),
-    [
-        (wrong_gradient, "gradient"),
-        (order_matters, "permuting|order"),
-        (unequal_ties, "equal losses share"),
-        (overflows, "finite"),
-        (wrong_shape, "one weight per client"),
-        (negative, "not negative"),
-        (OwnAscent(uniform=False), "starts uniform"),
-        (OwnAscent(by_id=False), "follow their clients"),
-        (OwnAscent(project=off_by_one), "simplex|projection"),
-        (OwnAscent(project=only_rescaled), "projection"),
-        (OwnAscent(project=only_clipped), "point of the simplex"),
-    ],
-)
-def test_check_risk_catches(broken, law):
-    with pytest.raises(LawBroken, match=law):
-        check_risk(broken)
-
-
-@dataclass(frozen=True)
-class FirstOnly:
-    linear = False
-
-    def __call__(self, updates, weights, *, losses=None, state=None):
-        return updates[0], state
-
-
-@dataclass(frozen=True)
-class CallsItselfLinear:
-    linear = True
-
-    def __call__(self, updates, weights, *, losses=None, state=None):
-        return updates.mean(0), state
-
-
-@dataclass(frozen=True)
-class IgnoresWeights:
-    linear = True
-
-    def __call__(self, updates, weights, *, losses=None, state=None):
-        return updates.sum(0) / 100, state
-
-
 @dataclass(frozen=True)
 class Doubling:
     linear = True
 
     def __call__(self, updates, weights, *, losses=None, state=None):
         return 2 * weights.to(updates) @ updates, state
-
-
-@dataclass(frozen=True)
-class ExpectsOneType:
-    linear = True
-
-    def __call__(self, updates, weights, *, losses=None, state=None):
-        return weights @ updates, state
-
-
-@dataclass(frozen=True)
-class MostCentral:
-    """The update nearest the mean, of several the first, or the one with the smallest key."""
-
-    needs_keys: bool = False
-    linear = False
-
-    def __call__(self, updates, weights, *, losses=None, state=None, keys=None):
-        away = (updates - updates.mean(0)).norm(dim=1)
-        best = (away <= away.min() + 1e-6).nonzero().flatten()
-        return updates[best[0] if keys is None else best[keys[best].argmin()]], state
-
-
-@dataclass(frozen=True)
-class InverseWeights:
-    """Gives more weight to clients with less, which is infinite where a weight underflows in float32."""
-
-    linear = False
-
-    def __call__(self, updates, weights, *, losses=None, state=None):
-        inverse = 1 / weights.to(updates)
-        return (inverse / inverse.sum()) @ updates, state
-
-
-class CountsEverybody(aggregators.Median):
-    """An extension of the library's that does not leave out clients without a weight, as its parent does."""
-
-    def __call__(self, updates, weights, *, losses=None, state=None, keys=None):
-        return super().__call__(updates, torch.full_like(weights, 1 / len(weights)))
-
-
-def test_check_aggregator_catches():
-    check_aggregator(MostCentral(needs_keys=True))
-    with pytest.raises(LawBroken, match="order of clients"):
-        check_aggregator(MostCentral())
-    with pytest.raises(LawBroken, match="any positive weights"):
-        check_aggregator(InverseWeights())
-    with pytest.raises(LawBroken, match="without a weight"):
-        check_aggregator(CountsEverybody())
-    with pytest.raises(LawBroken, match="may be float32"):
-        check_aggregator(ExpectsOneType())
-    with pytest.raises(LawBroken, match="order of clients"):
-        check_aggregator(FirstOnly())
-    with pytest.raises(LawBroken, match="sum of its chunks"):
-        check_aggregator(CallsItselfLinear())
-    with pytest.raises(LawBroken, match="doubles with the weights"):
-        check_aggregator(IgnoresWeights())
 
 
 def test_a_linear_aggregator_of_ones_own_is_used(ragged):
@@ -848,141 +612,6 @@ def test_a_linear_aggregator_of_ones_own_is_used(ragged):
     torch.testing.assert_close(double, 2 * plain)
 
 
-class Centring(solvers.SGD):
-    """Mixes the clients of a batch."""
-
-    def step(self, weights, gradient, memory, *, anchor, lr):
-        weights.sub_(lr * (gradient - gradient.mean(0)))
-
-
-class CountsForItself(solvers.Adam):
-    """Takes the first client's number for all."""
-
-    def step(self, weights, gradient, memory, *, anchor, lr, number=1):
-        number = number.flatten()[0].item() if torch.is_tensor(number) else number
-        super().step(weights, gradient, memory, anchor=anchor, lr=lr, number=number)
-
-
-class KeepsTooLittle(solvers.Adam):
-    @property
-    def keeps(self):
-        return lambda dimension: dimension
-
-
-class OneMemory(solvers.SGD):
-    """Remembers outside of the memory it is given."""
-
-    def step(self, weights, gradient, memory, *, anchor, lr):
-        memory[0].mul_(0.9).add_(gradient)
-        vars(self).setdefault("seen", []).append(0)
-        weights.sub_(lr * len(self.seen) * memory[0])
-
-
-def test_check_solver_catches():
-    with pytest.raises(LawBroken, match="step on each"):
-        check_solver(Centring())
-    with pytest.raises(LawBroken, match="step on each"):
-        check_solver(CountsForItself())
-    with pytest.raises(LawBroken, match="keeps its memory and the number of its steps"):
-        check_solver(KeepsTooLittle())
-    with pytest.raises(LawBroken, match=r"same call twice|step on each|goes on as it was"):
-        check_solver(OneMemory(momentum=0.9, state="kept"))
-
-
-def test_check_schedule_catches():
-    with pytest.raises(LawBroken, match="positive and finite"):
-        check_schedule(lambda index: 1.0 - index / 100)
-    calls = []
-    with pytest.raises(LawBroken, match="one index has one factor"):
-        check_schedule(lambda index: calls.append(index) or 1.0 / len(calls))
-
-
-class Drifting(server_opt.SGD):
-    def step(self, params, total, state):
-        return params + total + 1e-3, state
-
-
-class Overwriting(server_opt.SGD):
-    def step(self, params, total, state):
-        return params.add_(total), state
-
-
-class InPlaceMomentum(server_opt.Momentum):
-    def step(self, params, total, state):
-        state.mul_(self.momentum).add_(total)
-        return params + self.lr * state, state
-
-
-def test_check_server_optimizer_catches():
-    with pytest.raises(LawBroken, match="write to the state"):
-        check_server_optimizer(InPlaceMomentum())
-    with pytest.raises(LawBroken, match="changes nothing"):
-        check_server_optimizer(Drifting())
-    with pytest.raises(LawBroken, match=r"write to the parameters|write to the state"):
-        check_server_optimizer(Overwriting())
-
-
-class AlwaysFirst(sampling.Uniform):
-    def __call__(self, round_index, alpha, *, clients_per_round, seed):
-        return super().__call__(0, alpha, clients_per_round=clients_per_round, seed=seed)
-
-
-class Favouring(sampling.Uniform):
-    """The same clients in every round."""
-
-    def __call__(self, round_index, alpha, *, clients_per_round, seed):
-        cohort = super().__call__(0, alpha, clients_per_round=clients_per_round, seed=seed)
-        return type(cohort)(round_index, seed, cohort.clients, cohort.weights, cohort.inclusion)
-
-
-class Forgetful(sampling.Uniform):
-    def __call__(self, round_index, alpha, *, clients_per_round, seed):
-        cohort = super().__call__(round_index, alpha, clients_per_round=clients_per_round, seed=seed)
-        return type(cohort)(cohort.round, cohort.seed, cohort.clients, cohort.weights * 2, cohort.inclusion)
-
-
-class Understating(sampling.Availability):
-    """States the inclusion of a population that is always there."""
-
-    def __call__(self, round_index, alpha, *, clients_per_round, seed):
-        cohort = super().__call__(round_index, alpha, clients_per_round=clients_per_round, seed=seed)
-        stated = torch.full_like(cohort.inclusion, clients_per_round / len(alpha))
-        return type(cohort)(cohort.round, cohort.seed, cohort.clients, cohort.weights, stated)
-
-
-def test_check_sampler_catches():
-    with pytest.raises(LawBroken, match="as often as their inclusion says"):
-        check_sampler(Understating())
-    with pytest.raises(LawBroken, match="carries its round and seed"):
-        check_sampler(AlwaysFirst())
-    with pytest.raises(LawBroken, match="as often as"):
-        check_sampler(Favouring())
-    with pytest.raises(LawBroken, match="sum to 1"):
-        check_sampler(Forgetful())
-
-
-@dataclass(frozen=True)
-class ShiftedSeed:
-    """An engine that draws other batches than it should."""
-
-    def start(self, task, data):
-        inner = engines.Simulator().start(task, data)
-        plain = inner.updates
-
-        def updates(params, cohort, solver):
-            return plain(
-                params, type(cohort)(cohort.round, cohort.seed + 1, cohort.clients, cohort.weights, cohort.inclusion), solver
-            )
-
-        inner.updates = updates
-        return inner
-
-
-def test_check_engine_catches():
-    with pytest.raises(LawBroken, match="updates agree"):
-        check_engine(ShiftedSeed())
-
-
 class Meddling(observers.History):
     """Changes the solver behind the run's back."""
 
@@ -993,7 +622,7 @@ class Meddling(observers.History):
 def test_check_observer_catches():
     kept = solvers.SGD.learning_rate
     try:
-        with pytest.raises(LawBroken, match="does not change training"):
+        with pytest.raises(LawBroken, match="watches"):
             check_observer(Meddling())
     finally:
         solvers.SGD.learning_rate = kept

@@ -58,6 +58,8 @@ class EquipoiseError(Exception):
 class InvalidParameter(EquipoiseError, ValueError):
     """A parameter breaks its rule."""
 
+    law: str = ""  # of a part of the user's own, that breaks it: the code of the law
+
     def __init__(self, parameter: str, rule: str, value: object, fix: str = "") -> None:
         self.parameter, self.rule, self.value, self.fix = parameter, rule, value, fix
         super().__init__(f"{parameter} {rule}, but is {shown(value)}." + (f" {fix}" if fix else ""))

@@ -28,8 +28,8 @@ from equipoise.runs.identity import run_key
 from equipoise.runs.input_scales import cause_of_divergence
 from equipoise.runs.interrupted import interrupts_wait, noting_interrupts, stop_if_asked
 from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, set_up
-from equipoise.runs.state_rules import refuse_unkeepable
 from equipoise.runs.stopping import EarlyStopping, Stopped, StopState
+from equipoise.runs.tried_calls import refuse_unkeepable
 from equipoise.types import Observer, ServerState
 
 

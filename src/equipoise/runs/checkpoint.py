@@ -30,8 +30,8 @@ from equipoise.errors import CheckpointError, Diverged, FileGuard, NotWritten, i
 from equipoise.observers import EvaluationPoint, History
 from equipoise.runs.history_columns import packed_reports, unpacked_reports
 from equipoise.runs.identity import START, digest_of, identity_of, refuse_other_run
-from equipoise.runs.state_rules import refuse_unkeepable
 from equipoise.runs.stopping import StopState
+from equipoise.runs.tried_calls import refuse_unkeepable
 from equipoise.types import Observer, PersonalWork, ServerState, SolverMemory
 
 if TYPE_CHECKING:

@@ -48,7 +48,6 @@ from equipoise.runs.carried_rules import check_smallest_batches, refuse_unfit_fo
 from equipoise.runs.error_spread import with_error_spread
 from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, sample_sizes
 from equipoise.runs.model_notices import tell_of_model
-from equipoise.runs.own_parts import try_own_parts
 from equipoise.runs.secret_cohorts import secret_cohort
 from equipoise.runs.stopping import EarlyStopping, refuse_stop
 from equipoise.runs.tried_releases import try_memory, try_releases
@@ -305,6 +304,8 @@ def set_up(
             f"{data.attack!r} has malicious clients see all updates: one client moves what many send, and noise covers one.",
             "Use an attack that is not omniscient, such as attacks.SignFlip(), or leave out privacy.",
         )
+    from equipoise.runs.own_parts import try_own_parts  # the laws of parts are tried in small runs, which need this module
+
     try_own_parts(algorithm, data.train.ids, alpha, clients_per_round, seed)
     if traits.network is None and not trial:
         others: dict[str, Any] = {"rounds": 2, "clients_per_round": None, "seed": seed, "loss": loss, "error": error}

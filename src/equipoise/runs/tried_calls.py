@@ -1,4 +1,4 @@
-"""What trials of a user's parts share: a copy of a part, a call that may fail, and comparisons of numbers and states."""
+"""What trials of a user's parts share: a copy of a part, a call that may fail, comparisons, and what a state is made of."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from equipoise.core.abilities import is_of_user
+from equipoise.errors import InvalidParameter
 
 
 def copied(part: Any) -> Any:
@@ -46,10 +49,36 @@ def _flat(value: Any, tensors: list[Tensor]) -> Any:
     if isinstance(value, Tensor):
         tensors.append(value)
         return (len(tensors), tuple(value.shape), str(value.dtype))
+    inside = parts_of(value)
+    return value if inside is None else [_flat(each, tensors) for each in inside]
+
+
+def parts_of(value: Any) -> list[Any] | None:
+    """What a tuple, a list, a dictionary or a dataclass holds; None of any other value."""
     if isinstance(value, tuple | list):
-        return [_flat(each, tensors) for each in value]
+        return list(value)
     if isinstance(value, dict):
-        return [(key, _flat(each, tensors)) for key, each in value.items()]
+        return [*value.keys(), *value.values()]
     if is_dataclass(value) and not isinstance(value, type):
-        return [_flat(getattr(value, each.name), tensors) for each in fields(value)]
-    return value
+        return [getattr(value, each.name) for each in fields(value)]
+    return None
+
+
+def unkeepable(state: Any) -> str | None:
+    """The type of the first thing in a state that a checkpoint cannot keep; None if it can keep all of it.
+
+    >>> unkeepable({"a": (1, 2.0)}), unkeepable([{1, 2}])
+    (None, 'set')
+    """
+    if state is None or type(state) in (bool, int, float, str) or isinstance(state, Tensor):
+        return None
+    inside = parts_of(state) if is_dataclass(state) or type(state) in (tuple, list, dict) else None
+    return type(state).__name__ if inside is None else next(filter(None, map(unkeepable, inside)), None)
+
+
+def refuse_unkeepable(name: str, part: Any, state: Any, method: str) -> None:
+    """Refuse a part of the user's own, `name` of a method, whose state a checkpoint cannot keep."""
+    found = unkeepable(state)
+    if found is not None and is_of_user(part):
+        rule = f"of {method!r} must have a state of tensors, numbers, text, None, tuples, lists, dictionaries or dataclasses"
+        raise InvalidParameter(name, rule, part, f"Its state holds a value of type {found}. Write it as one of these.")

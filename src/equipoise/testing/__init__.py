@@ -4,9 +4,8 @@ Each check raises LawBroken with the law and the numbers that break it, and retu
 random cases and the awkward ones: one client, ties, zero losses, huge losses, zero updates, noise, nobody in the cohort.
 """
 
-from equipoise.testing.attacks import check_attack
 from equipoise.testing.client_parts import check_observer, check_schedule, check_solver
-from equipoise.testing.engines import check_engine
+from equipoise.testing.engines import check_attack, check_engine
 from equipoise.testing.laws import LawBroken
 from equipoise.testing.personalisation import check_personalisation
 from equipoise.testing.privacy_parts import check_clip_rule, check_protection, check_quantile_source

@@ -19,10 +19,11 @@ from equipoise.rounds.drivers import play
 from equipoise.runs.carried_rules import withheld_carried
 from equipoise.runs.checkpoint import packed, unpacked
 from equipoise.runs.setup import EngineChoice, Setting, choose_engine
+from equipoise.runs.tried_calls import same_state
 from equipoise.solvers import SGD
-from equipoise.testing.laws import agree, check_of, equal_values, hold, is_finite, unchanged
+from equipoise.testing.laws import agree, check_of, hold, is_finite, unchanged
 from equipoise.testing.small_run import make_small_task, set_up_quietly
-from equipoise.types import Cohort, Personalisation, PersonalTraits, PersonalWork, ServerState
+from equipoise.types import Personalisation, PersonalTraits, PersonalWork, ServerState
 
 ROUNDS = 4
 SAVED_AFTER = 2  # rounds, when the run that is resumed was saved
@@ -87,70 +88,58 @@ def _check_calls(case: PersonalCase) -> None:
     """`begin`, `work`, `updates` and `models` of a cohort, each called as in a round."""
     setting, method, traits = case.set_up(case.method), case.method, read(PersonalTraits, case.method)
     params, dimension = setting.first_model, setting.task.width
-    context = PersonalContext(
-        setting.engine, setting.task, case.data, lambda other: choose_engine(case.engine).start(other, case.data)
-    )
+    start = lambda other: choose_engine(case.engine).start(other, case.data)  # noqa: E731
+    context = PersonalContext(setting.engine, setting.task, case.data, start)
     cohort, solver, width = setting.draw(0), setting.algorithm.solver, method.width(dimension)
 
     def call(name: Literal["work", "models"], rows: Tensor, shared: Any) -> Any:
         """The result of a call at `params`; another call, and one per client alone, give the same finite numbers."""
         function: Callable[..., Any] = method.work if name == "work" else method.models
-        with unchanged(method, name, params=params, rows=rows, shared=shared, cohort=cohort):
+        with unchanged(method, params=params, rows=rows, shared=shared, cohort=cohort):
             result, repeated = (function(context, params, cohort, rows, solver, shared) for _ in range(2))
-        hold(equal_values(result, repeated), method, f"a second call of {name} gives the same")
+        hold(same_state(result, repeated), method, "second_call", call=name)
         values, count = (result[0], width) if name == "work" else (result, dimension)
-        hold(values.shape == (len(cohort), count), method, f"{name} gives each client {count} numbers", tuple(values.shape))
-        hold(is_finite(values), method, f"{name} gives finite numbers", values)
+        hold(values.shape == (len(cohort), count), method, "numbers_each", tuple(values.shape), call=name, count=count)
+        hold(is_finite(values), method, "finite_call", values, call=name)
         for k in range(len(cohort)) if name == "models" or not traits.sums_models else ():
             place = torch.tensor([k])
             alone = function(context, params, cohort.take(place), rows[place].clone(), solver, shared)
-            alone, law = alone[0] if name == "work" else alone, "does not depend on who else is in the cohort"
-            agree(method, f"{name} of a client {law}", alone, values[place], case.tolerance)
+            agree(method, "client_alone", alone[0] if name == "work" else alone, values[place], case.tolerance, call=name)
         return result
 
-    hold(isinstance(width, int) and width >= 0, method, "width is an integer ≥ 0", width)
-    with unchanged(method, "begin", params=params):
+    hold(isinstance(width, int) and width >= 0, method, "width", width)
+    with unchanged(method, params=params):
         first, shared = method.begin(context, params)
     good = first.shape == (width,) and first.dtype == params.dtype and is_finite(first)
-    hold(good, method, "clients begin with `width` finite numbers of the parameters' type", (tuple(first.shape), width))
+    hold(good, method, "first_row", (tuple(first.shape), width))
     rows = first.expand(len(cohort), -1).clone()
     if width:
-        start, law = call("models", rows, shared), "a client that has not worked yet has the shared model"
+        start = call("models", rows, shared)
         if not traits.finetunes:
-            agree(method, law, start, params.expand_as(start), case.tolerance)
+            agree(method, "not_worked", start, params.expand_as(start), case.tolerance)
         params = params + 0.05 * torch.linspace(-1, 1, dimension, dtype=params.dtype, device=params.device)  # w has moved
         rows, shared = call("work", rows, shared)
     call("models", rows, shared)
-    if traits.updates is not None:
-        with unchanged(method, "updates", params=params, rows=rows, cohort=cohort):
-            sent, repeated = (traits.updates(context, params, cohort, rows, solver) for _ in range(2))
-        if sent is None or repeated is None:  # clients send what they would send without the method
-            hold(sent is repeated, method, "updates repeat")
-            return
-        sent_size = setting.task.layout.dimension  # carried values do not go this way
-        hold(sent.shape == (len(cohort), sent_size), method, "each client sends an update of D numbers", tuple(sent.shape))
-        hold(is_finite(sent), method, "the updates that clients send are finite", sent)
-        agree(method, "updates repeat", sent, repeated)
-        _check_sent_carried(method, setting, context, params, cohort, rows)
 
+    def sent_by(name: str, count: int) -> Tensor | None:
+        """What clients send beside their rows, `count` numbers each; None if it is what they send without the method."""
+        function: Any = getattr(traits, name)
+        with unchanged(method, params=params, rows=rows, cohort=cohort):
+            sent, repeated = (function(context, params, cohort, rows, solver) for _ in range(2))
+        hold(same_state(sent, repeated), method, "second_call", call=name)
+        good = sent is None or sent.shape == (len(cohort), count)
+        hold(good, method, "numbers_each", None if sent is None else tuple(sent.shape), call=name, count=count)
+        return sent  # type: ignore[no-any-return]
 
-def _check_sent_carried(
-    method: Personalisation, setting: Setting, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor
-) -> None:
-    """The carried values that clients send beside their updates: none of those that they keep."""
-    task, traits = setting.task, read(PersonalTraits, method)
-    if traits.sends_carried is None:
-        return
-    with unchanged(method, "sends_carried", params=params, rows=rows, cohort=cohort):
-        sent = traits.sends_carried(context, params, cohort, rows, setting.algorithm.solver)
-    kept = withheld_carried(task, setting.algorithm)
-    if sent is None or bool(kept.all()):
-        hold(sent is None and bool(kept.all()), method, "clients send carried values if there are any that they do not keep")
-        return
-    hold(sent.shape == (len(cohort), task.carried.size), method, "each client sends C carried values", tuple(sent.shape))
-    own = task.carried.to_moments(task.split(params)[1]).cpu()
-    hidden = torch.isnan(sent) | (sent == own) | ~kept
-    hold(bool(hidden.all()), method, "what a client keeps is not in the carried values that it sends", sent)
+    task = setting.task
+    updates = None if traits.updates is None else sent_by("updates", task.layout.dimension)  # carried values go another way
+    hold(updates is None or is_finite(updates), method, "finite_call", updates, call="updates")
+    if traits.sends_carried is not None and updates is not None:
+        sent, kept = sent_by("sends_carried", task.carried.size), withheld_carried(task, setting.algorithm)
+        hold((sent is None) == bool(kept.all()), method, "sends_carried")
+        own = task.carried.to_moments(task.split(params)[1]).cpu()
+        hidden = sent is None or bool((torch.isnan(sent) | (sent == own) | ~kept).all())
+        hold(hidden, method, "keeps_carried", sent)
 
 
 # ------------------------------------------------------------------------------------------------------------- whole runs
@@ -161,17 +150,16 @@ def _check_runs(case: PersonalCase) -> None:
     setting, state = _run(case, case.method)
     _, plain = _run(case, None)
     if read(PersonalTraits, case.method).updates is None:
-        agree(case.method, "the shared model is that of the same run without the method", state.params, plain.params)
+        agree(case.method, "plain_run", state.params, plain.params)
     models = _all_models(setting, state)
     if _personal(setting).keeps_rows and not read(PersonalTraits, case.method).finetunes:
         took_part = torch.cat([setting.draw(index).clients for index in range(ROUNDS)])
-        never = torch.ones(len(models), dtype=torch.bool)
-        never[took_part] = False
+        never = ~torch.isin(torch.arange(len(models)), took_part)
         served = models[never.to(models.device)]
-        agree(case.method, "a client that never took part is served the shared model", served, state.model.expand_as(served))
+        agree(case.method, "never_took_part", served, state.model.expand_as(served))
     resumed, later = _run(case, case.method, resumed=True)
     same = torch.equal(later.params, state.params) and torch.equal(_all_models(resumed, later), models)
-    hold(same, case.method, "a run that is resumed from a checkpoint ends with the same models")
+    hold(same, case.method, "resumed")
 
 
 def _run(case: PersonalCase, method: Personalisation | None, *, resumed: bool = False) -> tuple[Setting, ServerState]:
@@ -183,16 +171,12 @@ def _run(case: PersonalCase, method: Personalisation | None, *, resumed: bool = 
         while state.round < ROUNDS:
             if resumed and state.round == SAVED_AFTER:
                 state = _saved(setting, state)
-                _next(setting, state)
+                play(setting, state)
                 setting = case.set_up(method)
                 _personal(setting).resume(setting.first_model, state.personal, path)
                 resumed = False
-            state = _next(setting, state)
+            state, _ = play(setting, state)
         return setting, state
-
-
-def _next(setting: Setting, state: ServerState) -> ServerState:
-    return play(setting, state)[0]
 
 
 def _saved(setting: Setting, state: ServerState) -> ServerState:

@@ -15,24 +15,15 @@ from equipoise.core.abilities import read
 from equipoise.core.rng import torch_generator
 from equipoise.core.update_checks import as_local_work
 from equipoise.engines.answers import answer_all
-from equipoise.errors import Diverged, InvalidParameter, is_number
+from equipoise.errors import Diverged, InvalidParameter, is_number, without_notices
 from equipoise.risk import Mean
 from equipoise.rounds.drivers import committed, play, together
 from equipoise.rounds.one_round import one_round
 from equipoise.runs.setup import Setting
 from equipoise.testing.laws import agree, check_of, hold, is_finite, unchanged, without_error
 from equipoise.testing.small_run import make_small_task, set_up_quietly
-from equipoise.types import (
-    ClientRisk,
-    ClipRule,
-    Cohort,
-    Privacy,
-    QuantileSource,
-    QuantileTraits,
-    Sampler,
-    ServerState,
-)
-from equipoise.types.round_contracts import Ask
+from equipoise.types import ClientRisk, ClipRule, Cohort, Privacy, QuantileSource, QuantileTraits, Sampler, ServerState
+from equipoise.types.round_contracts import Ask, Stage, View
 
 ROUNDS = 3  # of the run that a protection is tried in
 TAILS = (1.0, 0.9, 0.5, 0.25, 0.01)
@@ -57,7 +48,7 @@ def check_quantile_source(
     >>> check_quantile_source(eq.privacy.Exact())  # nothing is returned: all laws hold
     """
     traits = read(QuantileTraits, source)
-    hold(isinstance(source.reads_losses, bool), source, "reads_losses is True or False", source.reads_losses)
+    hold(isinstance(source.reads_losses, bool), source, "reads_losses", source.reads_losses)
     gen = torch_generator(seed, "check_quantile_source")
     for losses in _loss_cases(gen, largest):
         alpha = torch.rand(len(losses), generator=gen, dtype=torch.float64) + 0.1
@@ -66,19 +57,18 @@ def check_quantile_source(
         slack = tolerance + traits.tolerance * float(losses.max() - losses.min()) + 1e-9 * float(losses.abs().max())
         order = torch.randperm(len(losses), generator=gen)
         for tail in TAILS:
-            with unchanged(source, "a quantile source", losses=losses, weights=alpha):
+            with unchanged(source, losses=losses, weights=alpha):
                 quantile = source(losses, alpha, tail)
             case = f"quantile {quantile}, tail {tail}, losses {losses.tolist()}"
-            hold(quantile.shape == (), source, "the quantile is one number", tuple(quantile.shape))
-            hold(is_finite(quantile), source, "the quantile is finite", case)
+            hold(quantile.shape == (), source, "one_quantile", tuple(quantile.shape))
+            hold(is_finite(quantile), source, "finite_quantile", case)
             lowest = float(losses.min()) - slack if tail < 1 else -math.inf  # all that is no larger is a 0-quantile
-            inside = lowest <= float(quantile) <= float(losses.max()) + slack
-            hold(inside, source, "the quantile lies between the smallest and the largest loss", case)
+            hold(lowest <= float(quantile) <= float(losses.max()) + slack, source, "between", case)
             moved = source(losses[order], alpha[order], tail)
-            hold(abs(float(moved - quantile)) <= slack, source, "the order of clients does not matter", (case, float(moved)))
+            hold(abs(float(moved - quantile)) <= slack, source, "any_order", (case, float(moved)))
             if traits.exact:
                 smallest = min(x for x in losses.tolist() if float(alpha[losses > x].sum()) <= tail + 1e-6)
-                hold(float(quantile) == smallest, source, "an exact quantile has a mass of at most the tail above it", case)
+                hold(float(quantile) == smallest, source, "exact", case)
 
 
 def _loss_cases(gen: torch.Generator, largest: float) -> list[Tensor]:
@@ -100,14 +90,14 @@ def check_clip_rule(rule: ClipRule, *, rounds: int = 200) -> None:
     >>> import equipoise as eq
     >>> check_clip_rule(eq.privacy.AdaptiveClip())  # nothing is returned: all laws hold
     """
-    hold(is_number(rule.ratio) and 0 < rule.ratio < math.inf, rule, "ratio is a positive number", rule.ratio)
+    hold(is_number(rule.ratio) and 0 < rule.ratio < math.inf, rule, "ratio", rule.ratio)
     for bound in (1e-6, 0.1, 1.0, 1e6):
         bounds = [_next_bound(rule, bound, share) for share in SHARES]
         falling = all(after <= before for before, after in itertools.pairwise(bounds))
         shown = f"from {bound}: " + ", ".join(f"{after:g} at {share:g}" for share, after in zip(SHARES, bounds, strict=True))
-        hold(falling, rule, "more updates within the bound never give a larger bound", shown)
+        hold(falling, rule, "falling", shown)
         repeated = [_next_bound(rule, bound, share) for share in SHARES]
-        hold(repeated == bounds, rule, "the next bound depends on bound and share alone", repeated)
+        hold(repeated == bounds, rule, "bound_alone", repeated)
     for share in (0.0, 0.5, 1.0):
         bound = 1.0
         for _ in range(rounds):
@@ -115,10 +105,10 @@ def check_clip_rule(rule: ClipRule, *, rounds: int = 200) -> None:
 
 
 def _next_bound(rule: ClipRule, bound: float, share: float) -> float:
-    law, case = "bounds stay positive and finite for any finite share", f"bound {bound:g}, share {share:g}"
-    with without_error(rule, law, f"{case}: "):
+    case = f"bound {bound:g}, share {share:g}: "
+    with without_error(rule, "bound", case):
         after = rule.next_bound(bound, share)
-    hold(is_number(after) and 0 < after < math.inf, rule, law, f"{case}: {after!r}")
+    hold(is_number(after) and 0 < after < math.inf, rule, "bound", f"{case}{after!r}")
     return after
 
 
@@ -164,6 +154,21 @@ def check_protection(
 
 
 @dataclass(frozen=True, eq=False)
+class _WatchWeights(Stage):
+    """Looks at the weights of every round."""
+
+    part: object
+
+    def weights(self, view: View) -> None:
+        """One finite weight per client, which is not negative, and a denominator above 0."""
+        each, over = torch.as_tensor(view.weights.each), view.weights.over
+        hold(each.shape == view.cohort.clients.shape, self.part, "one_weight_each", tuple(each.shape))
+        hold(is_finite(each), self.part, "finite_weights", each.tolist())
+        hold((each >= 0).all(), self.part, "weights_not_negative", each.tolist())
+        hold(over is None or over > 0, self.part, "denominator", over)
+
+
+@dataclass(frozen=True, eq=False)
 class ProtectedRounds:
     """A small run with a protection, whose rounds can be planned and combined one by one."""
 
@@ -175,7 +180,9 @@ class ProtectedRounds:
         """The run of an algorithm on the small task, four of eight clients per round."""
         task, data = make_small_task(seed)
         setting = set_up_quietly(task.module, data, algorithm, 4, rounds=ROUNDS, seed=seed)
-        return cls(algorithm.privacy or setting.protection, setting)
+        part = algorithm.privacy or setting.protection
+        vars(setting)["hooks"] = {**setting.hooks, "weights": (*setting.hooks["weights"], _WatchWeights(part))}
+        return cls(part, setting)
 
     def answered(
         self, state: ServerState, cohort: Cohort, losses: Tensor | None = None, sent: Tensor | None = None
@@ -205,45 +212,37 @@ class ProtectedRounds:
 
 def _check_budget(run: ProtectedRounds) -> None:
     part, protection = run.part, run.setting.protection
-    allowed = protection.rounds_allowed
-    hold(isinstance(allowed, int) and 0 <= allowed <= ROUNDS, part, "rounds_allowed is at most the rounds asked for", allowed)
+    allowed, text = protection.rounds_allowed, protection.describe()
+    hold(isinstance(allowed, int) and 0 <= allowed <= ROUNDS, part, "rounds_allowed", allowed)
     spent = [protection.epsilon_after(rounds) for rounds in range(ROUNDS + 1)]
     known = [epsilon for epsilon in spent if epsilon is not None]
-    hold(len(known) in (0, len(spent)), part, "ε is known after every round or after none", spent)
-    rising = all(0 <= before <= after for before, after in itertools.pairwise(known))
-    hold(rising, part, "ε is not negative and never falls", spent)
-    text = protection.describe()
-    hold(text is None or isinstance(text, str), part, "describe gives a text or None", text)
+    hold(len(known) in (0, len(spent)), part, "epsilon_known", spent)
+    hold(all(0 <= before <= after for before, after in itertools.pairwise(known)), part, "epsilon_rises", spent)
+    hold(text is None or isinstance(text, str), part, "text", text)
     again = ProtectedRounds.begin(run.setting.algorithm, run.setting.seed).setting.protection.describe()
-    hold(text == again, part, "two runs of one size have one description", (text, again))
+    hold(text == again, part, "one_text", (text, again))
 
 
 def _check_weights(run: ProtectedRounds) -> None:
     """The weights of a cohort at ordinary and at awkward losses."""
     protection, state = run.setting.protection, run.setting.begin()
     cohort = run.cohort_of_several()
-    cases: list[Tensor | None] = [None]
-    if run.setting.algorithm.traits.needs_losses:
-        values = [0.0, 1.0, 1e4, 1e30] + ([] if protection.in_the_open else [math.nan, math.inf])
-        cases = [torch.full((len(cohort),), value, dtype=torch.float64) for value in values]
-        cases += [torch.linspace(0, 3, len(cohort), dtype=torch.float64)]
-        if not protection.in_the_open:
-            cases += [torch.tensor([math.nan] + [1.0] * (len(cohort) - 1), dtype=torch.float64)]
-    for losses in cases:
-        with unchanged(run.part, "a round", losses=losses, state=state, cohort=cohort):
-            ask, after = run.answered(state, cohort, losses)
-        weights = torch.zeros(0) if ask is None else ask.clients.shares
-        case = f"weights {weights.tolist()}, losses {losses if losses is None else losses.tolist()}"
-        hold(is_finite(weights), run.part, "weights are finite", case)
-        hold((weights >= 0).all(), run.part, "weights are not negative", case)
-        hold(is_finite(after.params), run.part, "the model stays finite", case)
+    some = torch.linspace(0, 3, len(cohort), dtype=torch.float64)
+    plain = [some, *(torch.full_like(some, value) for value in (0.0, 1.0, 1e4, 1e30))]
+    hidden = [torch.full_like(some, math.nan), torch.full_like(some, math.inf), torch.where(some == 0, math.nan, 1.0).double()]
+    cases = [*plain, *([] if protection.in_the_open else hidden)]
+    for losses in cases if run.setting.algorithm.traits.needs_losses else [None]:
+        case = f"losses {losses if losses is None else losses.tolist()} give "
+        with unchanged(run.part, losses=losses, state=state, cohort=cohort), without_error(run.part, "finite_model", case):
+            _, after = run.answered(state, cohort, losses)
+        hold(is_finite(after.params), run.part, "finite_model", case)
 
 
 def _check_round(run: ProtectedRounds, state: ServerState, cohort: Cohort | None = None) -> ServerState:
     """The state after one round of the drawn cohort, or of a given one; neither the state nor the cohort is written to."""
     cohort = run.setting.draw(state.round) if cohort is None else cohort
-    law = "a round without clients is handled" if len(cohort) == 0 else "the model stays finite"
-    with unchanged(run.part, "a round", state=state, cohort=cohort), without_error(run.part, law):
+    law = "nobody" if len(cohort) == 0 else "finite_model"
+    with unchanged(run.part, state=state, cohort=cohort), without_error(run.part, law), without_notices():
         return play(run.setting, state, cohort)[0]
 
 
@@ -266,7 +265,7 @@ def _check_clipping(run: ProtectedRounds, bound: float, rounding: float) -> None
         return
     allowed = bound * float(asked.clients.shares[0]) * (1 + rounding)
     distance = float((moved - first).norm())
-    hold(distance <= allowed, run.part, "one client moves the total by at most its clip bound", (distance, allowed))
+    hold(distance <= allowed, run.part, "clip", (distance, allowed))
 
 
 def _check_noiseless(run: ProtectedRounds, tolerance: float) -> None:
@@ -276,10 +275,9 @@ def _check_noiseless(run: ProtectedRounds, tolerance: float) -> None:
         cohort = run.setting.draw(state.round)
         (asked, after), (_, repeated) = (run.answered(state, cohort) for _ in range(2))
         if asked is not None:
-            hold(torch.equal(after.params, repeated.params), run.part, "a round repeats")
+            hold(torch.equal(after.params, repeated.params), run.part, "repeats")
             rule, only_sums = run.setting.algorithm.aggregator, run.setting.algorithm.traits.privacy.only_sums
             weights = asked.clients.shares / asked.clients.shares.sum() if only_sums else asked.clients.shares
             plain = run.setting.engine.summed_update(state.params, asked.clients, asked.rule, weights, rule)
-            law = "without noise the total is that of the plain run under the same weights"
-            agree(run.part, law, after.params, state.params + plain.update, tolerance)
+            agree(run.part, "noiseless", after.params, state.params + plain.update, tolerance)
         state = _check_round(run, state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from inspect import isgenerator
 from typing import Any
 
@@ -16,7 +15,7 @@ from equipoise.core.rng import torch_generator
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.answers import answer_all
-from equipoise.errors import EquipoiseNotice
+from equipoise.errors import without_notices
 from equipoise.models import Softmax
 from equipoise.runs.setup import Setting, set_up
 from equipoise.sampling import Full
@@ -40,14 +39,11 @@ def make_small_task(seed: int) -> tuple[Task, FederatedData]:
     return Task.of(Softmax(4, 3).double()), data
 
 
-def set_up_quietly(
-    model: nn.Module, data: FederatedData, algorithm: Algorithm, clients: int, *, rounds: int, seed: int, engine: Any = "loop"
-) -> Setting:
+def set_up_quietly(model: nn.Module, data: FederatedData, algorithm: Algorithm, clients: int, **options: Any) -> Setting:
     """A run of some rounds with `clients` clients in each, set up without notices."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", EquipoiseNotice)
+    with without_notices():
         return set_up(
-            model, data, algorithm, rounds=rounds, clients_per_round=clients, seed=seed, loss=None, error=None, engine=engine
+            model, data, algorithm, clients_per_round=clients, **{"loss": None, "error": None, "engine": "loop"} | options
         )
 
 
@@ -74,11 +70,10 @@ def prepare_solver(solver: LocalSolver, engine: Engine, params: Tensor, cohort: 
     if prepare is None:
         return solver
     made = prepare(RoundContext(params, cohort, cohort.weights, lambda purpose: cohort, layout), None)
+    answer = None
     while isgenerator(made):
-        answer = None
         try:
-            while True:
-                (answer,) = answer_all(engine, [made.send(answer)])
+            (answer,) = answer_all(engine, [made.send(answer)])
         except StopIteration as end:
             made = end.value
     return made[0]
