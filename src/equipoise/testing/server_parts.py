@@ -46,7 +46,7 @@ class TriedAggregator(Tried):
 
     def random(self, count: int) -> Tensor:
         """Random updates."""
-        return torch.randn(count, 6, generator=self.gen, dtype=torch.float64)
+        return torch.randn(count, 7, generator=self.gen, dtype=torch.float64)
 
     @property
     def everyone(self) -> Tensor:
