@@ -242,7 +242,7 @@ def test_the_demo_prints_the_table_and_writes_its_files(tmp_path, monkeypatch):
     monkeypatch.setattr(demo_module, "run_demo", lambda *a, **k: full(*a, **k, **few))
     result = call("demo", "--out", "shown", "--seeds", "2", "--rounds", "2")
     assert result.exit_code == 0, result.output
-    for words in ("FedAvg", "Δ-FL 0.8", "Δ-FL 0.5", "90th pct.", "worst 10 %", "standard deviation", "±", "2 seeds"):
+    for words in ("FedAvg", "Δ-FL 0.8", "Δ-FL 0.5", "90th pct.", "worst 10 %", "standard deviation", "±", "seeds (2)"):
         assert words in result.stdout
     assert (tmp_path / "shown/report.html").read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html")
     assert (tmp_path / "shown/histogram.png").read_bytes().startswith(b"\x89PNG")

@@ -376,9 +376,7 @@ def test_a_run_folder_keeps_the_sample(tmp_path):
 
 def test_a_configuration_with_a_wrong_sample_is_refused():
     wrong = {**TABLE, "train": {**TABLE["train"], "evaluate_clients": 0}}
-    with pytest.raises(
-        ConfigError, match=r'train.evaluate_clients must be at least 1 client, or "none" for all clients, but is 0'
-    ):
+    with pytest.raises(ConfigError, match=r"train.evaluate_clients must be at least 1.*but is 0"):
         RunConfig.of(wrong)
 
 

@@ -171,7 +171,7 @@ def test_the_same_run_goes_on_and_says_so(ragged, tmp_path):
     assert torch.equal(resumed.params, whole.params)
 
 
-@pytest.mark.filterwarnings("ignore:The test clients of")
+@pytest.mark.filterwarnings("ignore:These clients took no part")
 @pytest.mark.parametrize("personal", [None, eq.personal.Ditto(strength=1.0)])
 def test_other_start_weights_get_a_notice_and_the_checkpoint_holds(personal, ragged, tmp_path):
     algorithm = eq.Algorithm(personal=personal)

@@ -76,7 +76,7 @@ def resumed(path, algorithm=None):
     return eq.train(model, data, algorithm, rounds=9, clients_per_round=5, checkpoint=path)
 
 
-@pytest.mark.filterwarnings("ignore:The test clients of")
+@pytest.mark.filterwarnings("ignore:These clients took no part")
 @pytest.mark.parametrize(
     ("call", "algorithm"),
     [

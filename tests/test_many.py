@@ -214,7 +214,7 @@ def test_one_algorithm_or_none_is_called_run(data):
     (name, runs), *others = many.results.items()
     assert (name, others, [run.seed for run in runs]) == ("run", [], [0, 1])
     assert runs[0].algorithm == eq.Algorithm()
-    assert "mean ± standard deviation over 2 seeds" in many.summary()
+    assert "mean ± standard deviation over seeds (2)" in many.summary()
 
 
 def test_no_rounds(data):
@@ -301,7 +301,7 @@ def test_solvers_that_differ_are_batches_of_their_own(data, calls):
     for name, runs in many.results.items():
         for run in runs:
             assert_same_run(run, eq.train(softmax, data, rates[name], seed=run.seed, name=name, **OPTIONS))
-    with pytest.warns(EquipoiseNotice, match=r"None of the 2 runs .* go: lr 0.1 and lr 0.3 \(no other run"):
+    with pytest.warns(EquipoiseNotice, match=r"None of the 2 runs .* go: lr 0.1, lr 0.3 \(no other run"):
         eq.train_many(softmax, data, rates, seeds=1, **OPTIONS)
 
 
@@ -315,7 +315,7 @@ ALONE = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:The test clients of:equipoise.errors.EquipoiseNotice")
+@pytest.mark.filterwarnings("ignore:These clients took no part:equipoise.errors.EquipoiseNotice")
 @pytest.mark.parametrize("reason", ALONE)
 def test_what_cannot_share_rounds_still_runs_and_is_named(reason, data, calls):
     both = {"FedAvg": ALGORITHMS["FedAvg"], "odd": ALONE[reason]}
@@ -492,7 +492,7 @@ def test_all_that_diverge_are_counted(data):
     with pytest.raises(Diverged) as caught:
         eq.train_many(softmax, data, algorithms, seeds=3, **OPTIONS)
     assert caught.value.__notes__[0] == "This was method 'bad' with seed 0."
-    assert caught.value.__notes__[1] == "So did method 'bad' with seed 1 and method 'bad' with seed 2."
+    assert caught.value.__notes__[1] == "So did method 'bad' with seed 1, method 'bad' with seed 2."
     assert {name: len(runs) for name, runs in caught.value.finished.results.items()} == {"good": 3}
 
 

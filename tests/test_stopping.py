@@ -296,7 +296,7 @@ def test_a_configuration_has_stop_and_metrics(tmp_path):
         (('figure = "test.macro_f1_worst_10"', 'figure = "test.top_5"'), "train.stop.figure must be a figure of"),
         (("patience = 2", "patience = 0"), "train.stop.patience must be a whole number of at least 1"),
         (("patience = 2", "patients = 2"), "Did you mean 'patience'"),
-        (('["macro_f1"]', '["macro_f2"]'), "train.metrics must be names of macro_f1"),
+        (('["macro_f1"]', '["macro_f2"]'), "train.metrics must be"),
         ((CONFIG[CONFIG.index("[train.stop]") :], "stop = 3"), "train.stop must be a section"),
     ],
 )

@@ -121,7 +121,7 @@ def test_a_summary_speaks_of_unseen_clients(ragged):
     for words in ("3 unseen test clients", "mean", "90th percentile", "worst 10 %", "standard deviation"):
         assert words in text
     only_train = FederatedData(ragged.train)
-    assert "8 train clients" in str(eq.train(softmax(), only_train, rounds=1, clients_per_round=4).summary())
+    assert "8 training clients" in str(eq.train(softmax(), only_train, rounds=1, clients_per_round=4).summary())
 
 
 def test_training_lowers_the_loss_from_its_known_start():
@@ -170,7 +170,7 @@ def test_compare_puts_methods_on_the_same_cohorts(ragged):
     assert table["FedAvg"]["mean"].mean == pytest.approx(sum(errors) / 2)
     assert table["FedAvg"]["mean"].deviation == pytest.approx(abs(errors[0] - errors[1]) / 2**0.5)
     assert "Δ-FL 0.5" in comparison.summary()
-    assert "2 seeds" in comparison.summary()
+    assert "seeds (2)" in comparison.summary()
 
 
 @pytest.mark.parametrize("many", [eq.compare, lambda methods, *rest, **more: eq.train_many(*rest, methods, **more)])

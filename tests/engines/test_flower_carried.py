@@ -199,7 +199,7 @@ def test_privacy_is_refused_before_anybody_is_asked_for_work(resnet, data):
     ("parts", "reason"),
     [
         ({"privacy": eq.privacy.DifferentialPrivacy(epsilon=5, delta=1e-3, clip=1.0)}, "without noise"),
-        ({"aggregator": eq.aggregators.Median()}, "is no average"),
+        ({"aggregator": eq.aggregators.Median()}, "which is averaged"),
         ({"privacy": eq.privacy.SecureAggregation(), "sampler": eq.sampling.Full()}, "not summed securely here"),
     ],
     ids=["privacy", "median", "secure sums"],

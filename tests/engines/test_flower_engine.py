@@ -314,7 +314,7 @@ def test_nested_trees_of_load_data_are_refused_with_the_cure():
     x, y = torch.zeros(3, 2), torch.tensor([0, 1, 0])
     nested = ({"a": {"b": x}}, y)
     for each in (nested, {"train": nested}, (nested, nested)):
-        with pytest.raises(InvalidData, match=r"x\['a'\] is a dict, but inputs and targets are trees of one level"):
+        with pytest.raises(InvalidData, match=r"x\['a'\] is a dict, but trees have one level"):
             read_node_data(each, context())
     assert read_node_data((({"a": x}, y), ({"a": x}, y)), context()).sizes == {"train": 3, "test": 3}
 

@@ -401,7 +401,7 @@ def test_a_risk_that_is_averaged_reports_the_mean_of_the_iterates_unless_told_ot
 
 
 def test_the_worst_case_needs_everyone_and_reports_the_mean_model():
-    assert refusal("algorithm.risk=worst_case").startswith("algorithm (parts): WorstCase(step=0.1) ")
+    assert refusal("algorithm.risk=worst_case").startswith("algorithm (parts): WorstCase()")
     algorithm = small("algorithm.risk=worst_case", "algorithm.sampler=full").algorithm()
     assert (algorithm.risk, algorithm.averaging) == (eq.risk.WorstCase(), averaging.Uniform())
 

@@ -314,7 +314,7 @@ def test_clients_without_a_weight_still_train_their_own_model(engine):
 
 
 def test_unseen_clients_have_no_model_and_the_summary_says_so(ragged):
-    with pytest.warns(EquipoiseNotice, match="the summary is of the shared model"):
+    with pytest.warns(EquipoiseNotice, match="figures are of the shared model"):
         run = eq.train(eq.models.Softmax(4, 3), ragged, eq.Algorithm(personal=Ditto()), rounds=2, clients_per_round=4)
     assert bool(run.clients.where("test").personal_error.isnan().all())
     assert not run.clients.where("test").has_own

@@ -437,10 +437,10 @@ def test_statistics_that_never_leave_clients_need_no_protection(engine, parts):
 
 
 SHARED_PARTS = [
-    ({"privacy": NO_CLIP["privacy"]}, "released without noise"),
-    ({"privacy": eq.privacy.DifferentialPrivacy(epsilon=5, delta=1e-3, clip=1.0)}, "released without noise"),
-    ({"aggregator": eq.aggregators.Median()}, r"Median\(\) is no average"),
-    ({"aggregator": eq.aggregators.NNM(eq.aggregators.Median())}, "is no average"),
+    ({"privacy": NO_CLIP["privacy"]}, "statistics-without-noise"),
+    ({"privacy": eq.privacy.DifferentialPrivacy(epsilon=5, delta=1e-3, clip=1.0)}, "statistics-without-noise"),
+    ({"aggregator": eq.aggregators.Median()}, "statistics-and-robust-rules"),
+    ({"aggregator": eq.aggregators.NNM(eq.aggregators.Median())}, "statistics-and-robust-rules"),
 ]
 
 
@@ -448,8 +448,9 @@ SHARED_PARTS = [
 @pytest.mark.parametrize("method", [FedPer("head"), FedRep("head"), LGFedAvg("body.0"), Split(()), Split("body.1.weight")])
 def test_noise_and_robust_rules_refuse_statistics_that_are_shared(method, parts, reason):
     data, net, given = clients(examples=16), seeded(norm=nn.BatchNorm1d(5)), {"rounds": 1, "clients_per_round": 4}
-    with pytest.raises(IncompatibleParts, match=rf"(?s){reason}.*models\.with_group_norm.*\"statistics\" in `kept`"):
+    with pytest.raises(IncompatibleParts) as refusal:
         eq.train(net, data, eq.Algorithm(personal=method, **parts), progress=False, **given)
+    assert refusal.value.rule == reason
     kept = replace(method, kept=(*method.kept, "statistics"))  # the cure works
     solver = eq.solvers.SGD(batch_size=3)
     eq.train(net, data, eq.Algorithm(personal=kept, solver=solver, **parts), progress=False, **given)

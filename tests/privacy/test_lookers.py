@@ -304,10 +304,16 @@ def trials(tmp_path):
     """A model, a loss and a metric get no training example before the first round."""
     given = []
 
+    def note(x):
+        given.append(x.detach().clone())
+
+    noting = [note]  # a module that notes is refused; one that calls what others hold is looked at here
+    monkeypatch = pytest.MonkeyPatch()
+    plain = nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: (noting[0](x), plain(self, x))[1])
+
     class Spy(nn.Linear):
-        def forward(self, x):
-            given.append(x.detach().clone())
-            return super().forward(x)
+        pass
 
     def metric(outputs, targets):
         return 0.0
@@ -323,7 +329,8 @@ def trials(tmp_path):
                 Spy(4, 3), data, algorithm, metrics={"m": metric}, observers=[Stop()], engine="loop", **OPTIONS,
                 checkpoint=tmp_path / "c.ckpt",
             )  # fmt: skip
-    rows = torch.cat([x.reshape(-1, 4) for x in given])
+    monkeypatch.undo()
+    rows = torch.cat([x.reshape(-1, 4) for x in given if x.shape[-1] == 4])
     assert len(rows)
     assert not any(bool((row == rows).all(1).any()) for row in data.train.x)
 

@@ -16,6 +16,7 @@ from equipoise.risk import RiskValue
 from equipoise.runs import tried_releases
 from equipoise.runs.setup import set_up
 from equipoise.types import Cohort, Observer
+from equipoise.types.round_contracts import Ask
 from made_clients import make_clients
 
 pytestmark = pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
@@ -95,13 +96,15 @@ class Peeks(eq.solvers.SGD):
     public_only = True
 
     def prepare(self, context, state):
-        return eq.solvers.SGD(lr=0.1 * float(context.engine.losses(context.params, context.cohort).mean())), None
+        losses = yield Ask("loss", context.params, context.cohort)
+        return eq.solvers.SGD(lr=0.1 * float(losses.mean())), None
 
 
 @dataclass(frozen=True)
 class PeeksByInheritance(eq.solvers.AdaDPS):
     def prepare(self, context, state):
-        return eq.solvers.SGD(lr=0.1 * float(context.engine.losses(context.params, context.cohort).mean())), None
+        losses = yield Ask("loss", context.params, context.cohort)
+        return eq.solvers.SGD(lr=0.1 * float(losses.mean())), None
 
 
 @dataclass(frozen=True)

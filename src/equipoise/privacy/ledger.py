@@ -99,7 +99,7 @@ def _is_count(value: object) -> bool:
 
 
 def _is_noise(value: object) -> bool:
-    return is_number(value) and (value == 0 or value > 1e-100)  # type: ignore[operator] # not so for NaN
+    return is_number(value) and (value in (0, math.inf) or 1e-100 < value < 1e15)  # type: ignore[operator] # not so for NaN
 
 
 # What the fields of an entry may hold: a sum over entries with anything else would be no bound on what was released.

@@ -17,14 +17,14 @@ from equipoise.core.unpacking import Unpacked, claimed_bytes, refuse_bomb
 from equipoise.data.clients.arrays import first_line
 from equipoise.data.tables.arrow import TableFiles, require_column_name
 from equipoise.data.tables.column import CSV_DEFAULTS, number_pattern, read_by
-from equipoise.errors import InvalidData, InvalidParameter, notify, require
+from equipoise.errors import FileGuard, InvalidData, InvalidParameter, notify, require
 
 CSV_NAMES = "*.csv", "*.csv.gz"
 _TEXTS = "string", "large_string", "binary", "large_binary"
 _PIECE_ROWS = 1 << 16  # of Parquet files
 _BLOCK_BYTES = 1 << 24  # of CSV files that are read in pieces
 _MOST_BYTES = 2**31 - 1  # of a block of a CSV file
-_PACKED, _COMPRESSION = (".gz", ".bz2", ".zst", ".lz4"), 8  # guessed
+_PACKED = ".gz", ".bz2", ".zst", ".lz4"
 
 
 def existing_path(path: PathLike) -> Path:
@@ -79,7 +79,8 @@ def csv_files(path: PathLike, *, client: str, text: Sequence[str] = (), block: i
     files = _files_of(path, *CSV_NAMES)
     types: dict[str, Any] = dict.fromkeys((client, *text), pa.string())
     grouped: dict[str, Any] = {}  # the types of columns of numbers with separators of thousands
-    largest = max(_size(file) for file in files)
+    sizes = [_size(file) for file in files]
+    largest = max(sizes)
     together = min(largest + 1, block or _BLOCK_BYTES)
 
     @contextmanager
@@ -126,12 +127,17 @@ def csv_files(path: PathLike, *, client: str, text: Sequence[str] = (), block: i
         texts = [name for name, of in types.items() if of == pa.string() and name != client and name not in text]
         grouped |= _grouped_numbers(batches(None), texts, decimal, thousands)
     kept = {**reading, "missing": sorted(reading["missing"])}
-    return TableFiles(path, names, sum(map(_size, files)), batches, client, read_by(kept))
+    return TableFiles(path, names, sum(sizes), batches, client, read_by(kept))
 
 
 def _size(file: Path) -> int:
-    """About how many bytes a CSV file has when it is unpacked."""
-    return file.stat().st_size * (_COMPRESSION if file.suffix in _PACKED else 1)
+    """How many bytes a CSV file has when it is unpacked, which are counted before there is room made for them."""
+    with FileGuard(file, InvalidData), open_plain(file) as opened:
+        packed = file.suffix in _PACKED or opened.read(2) == b"\x1f\x8b"
+    if not packed:
+        return file.stat().st_size
+    with _opened_csv(file) as stream:
+        return sum(map(len, iter(lambda: stream.read(_BLOCK_BYTES), b"")))
 
 
 def _checked_options(
