@@ -124,7 +124,7 @@ class UnweightedMedian:
 def test_a_client_that_finds_the_weight_zero_takes_no_part():
     """x = (4, ½, ¼), w = 0: only A has a loss above 1, so that a median without weights sees its update 2 alone."""
     sampler, parts = FedBuff(buffer=3, spread=0.0, loss_bound=20.0), {"risk": AboveOne(), "aggregator": UnweightedMedian()}
-    with pytest.warns(eq.errors.EquipoiseNotice, match="clients that it gives the weight 0, which take no part"):
+    with pytest.warns(eq.errors.EquipoiseNotice, match="to which it gives the weight 0"):
         result = mean_run(points(A=4.0, B=0.5, C=0.25), sampler, 1, 3, parts=parts)
     assert float(result.params) == pytest.approx(2.0)
 

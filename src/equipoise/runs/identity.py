@@ -94,7 +94,7 @@ def _name(function: object) -> str:
 def refuse_other_run(path: Path, saved: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
     """Refuse a checkpoint of another run, naming what differs; returns what to say of what may differ."""
     other_python, notes = saved.get(PYTHON, given.get(PYTHON)) != given.get(PYTHON), []
-    for name in sorted({*saved, *given}, key=lambda name: (name == NOISE, name in _OF_CODE)):  # last what others change, too
+    for name in sorted({**given, **saved}, key=lambda name: (name == NOISE, name in _OF_CODE)):  # last what others change, too
         there, here = saved.get(name, "nothing"), given.get(name, "nothing")
         if there == here or (name == PYTHON and other_python) or (name in _OF_CODE and other_python):
             continue

@@ -136,7 +136,7 @@ def _size(file: Path) -> int:
         packed = file.suffix in _PACKED or opened.read(2) == b"\x1f\x8b"
     if not packed:
         return file.stat().st_size
-    with _opened_csv(file) as stream:
+    with FileGuard(file, InvalidData, "cannot be read as CSV"), _opened_csv(file) as stream:
         return sum(map(len, iter(lambda: stream.read(_BLOCK_BYTES), b"")))
 
 

@@ -218,7 +218,8 @@ def _tensor_parts(value: Tensor) -> Any:
         return value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
     if (where := file_of(value.untyped_storage().data_ptr())) is not None:
         return _tensor_in_file, (where, value.dtype, value.shape, value.stride(), value.storage_offset())
-    flat: Any = value.contiguous().view(-1).view(torch.uint8).numpy()
+    one_by_one = value.contiguous().as_strided((value.numel(),), (1,))  # of one number any stride is contiguous
+    flat: Any = one_by_one.view(torch.uint8).numpy()
     return _tensor_from, (pickle.PickleBuffer(flat), value.dtype, tuple(value.shape))
 
 
